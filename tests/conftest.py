@@ -1,0 +1,24 @@
+"""Fixtures that more than one test file needs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of third-party traces and prompts: SPECTER_SHARED, else `shared` beside the checkout."""
+    configured = os.environ.get("SPECTER_SHARED")
+    folder = Path(configured) if configured else CHECKOUT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no shared folder at {folder}: set SPECTER_SHARED to run this test")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of the source tree."""
+    return CHECKOUT

@@ -1,0 +1,18 @@
+"""The errors every package of this project raises for bad input and failed runs."""
+
+from __future__ import annotations
+
+
+class SpecterError(Exception):
+    """A failure the user can act on: its text says what was wrong, what was got, what to do.
+
+    Command lines print `error: <text>` and leave with `exit_code` (1: the run failed).
+    """
+
+    exit_code: int = 1
+
+
+class UsageError(SpecterError):
+    """The request itself cannot be met: an unknown name, an impossible number (exit code 2)."""
+
+    exit_code: int = 2

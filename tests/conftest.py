@@ -10,7 +10,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of third-party traces and prompts: SPECTER_SHARED, else `shared` beside the checkout."""
+    """Third-party traces and prompts: SPECTER_SHARED, else `shared` beside the checkout."""
     configured = os.environ.get("SPECTER_SHARED")
     folder = Path(configured) if configured else CHECKOUT.parent / "shared"
     if not folder.is_dir():

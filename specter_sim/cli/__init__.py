@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """Run `specter-sim` on the process's arguments and exit with its code: 0, 1 run failed, 2 usage."""
+    """Run `specter-sim` and exit: 0 fine, 1 the run failed, 2 usage."""
     from specter_sim.cli.app import run_cli
 
     run_cli()

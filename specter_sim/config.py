@@ -1,0 +1,352 @@
+"""What one simulated run is: the configuration, how it is written, and its identity.
+
+A configuration is built from layers of tables (a TOML file, `--set a.b=c`, a point of a sweep), the
+later above the earlier. Unknown keys are refused with the nearest name; every error is one line.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from specter_sim.names import nearest, suggestion
+from specter_sim.units import parse_bytes, parse_rate, parse_time
+from specter_traces.errors import SpecterError, UsageError
+
+Scalar = bool | int | float | str
+Table = dict[str, Any]
+
+
+def _quantity(parse: Any) -> BeforeValidator:
+    def convert(value: Any) -> Any:
+        try:
+            return value if value is None else parse(value)
+        except SpecterError as error:
+            raise ValueError(str(error)) from None
+
+    return BeforeValidator(convert)
+
+
+Bytes = Annotated[int, Field(ge=1), _quantity(parse_bytes)]
+Rate = Annotated[float, Field(gt=0), _quantity(parse_rate)]
+Time = Annotated[float, Field(ge=0), _quantity(parse_time)]
+
+
+class Section(BaseModel):
+    """One table of the configuration: frozen, no unknown keys, "none" for an absent value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, data: Any) -> Any:
+        # TOML has no null; where None means something, the word "none" stands for it.
+        if not isinstance(data, dict):
+            return data
+        return {
+            key: None if value == "none" and _is_optional(cls, key) else value
+            for key, value in data.items()
+        }
+
+
+def _is_optional(section: type[BaseModel], key: str) -> bool:
+    field = section.model_fields.get(key)
+    return field is not None and type(None) in get_args(field.annotation)
+
+
+class TraceConfig(Section):
+    """Which routes are replayed, and how much of them."""
+
+    path: str = Field("tiny-moe-base4", description="bundled trace, a file, or 'synth'")
+    sequences: int | None = Field(None, ge=1, description="use the first so many sequences")
+    tokens: int = Field(256, ge=1, description="decode tokens simulated, over all sequences")
+    between: Literal["warm", "cold"] = Field("warm", description="residency between sequences")
+    acceptance: Literal["auto", "greedy", "sampled"] = "auto"
+    seed: int = Field(0, ge=0)
+    assumed_acceptance: float | None = Field(None, ge=0, le=1, description="assume a draft")
+    assumed_recall: float | None = Field(None, ge=0, le=1, description="of the assumed draft")
+    context: int = Field(512, ge=0, description="KV tokens charged")
+
+
+class MachineConfig(Section):
+    """A machine by name or TOML file, and what is different about yours."""
+
+    name: str = "emulated-cpu"
+    link_bandwidth: Rate | None = None
+    link_latency: Time | None = None
+    queue_depth: int | None = Field(None, ge=1)
+    granularity: Bytes | None = None
+    vram: Bytes | None = None
+    hbm_bandwidth: Rate | None = None
+    host_bandwidth: Rate | None = None
+    host_memory: Bytes | None = None
+    launch: Time | None = None
+
+
+class MemoryConfig(Section):
+    """How many experts fit: slots a MoE layer, or a device budget; neither: all of the VRAM."""
+
+    slots: int | None = Field(None, ge=1, description="slots per MoE layer")
+    budget: Bytes | None = Field(None, description="device bytes for everything")
+    layout: Literal["per-layer", "global"] = "per-layer"
+    staging_slots: int = Field(0, ge=0)
+    initial: Literal["cold", "highest", "popular"] = "cold"
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.slots is not None and self.budget is not None:
+            raise ValueError('slots and budget are both given: set one of them to "none"')
+        return self
+
+
+class ExpertsConfig(Section):
+    """The form experts take on the host, on the link and in slots, and the draft's bits."""
+
+    form: Literal["plain", "coded", "coded-base"] = "plain"
+    draft_bits: Literal[2, 3, 4, 8] | None = 4
+    group_size: int = Field(64, ge=1)
+    grouped: bool = Field(True, description="one launch for all resident experts")
+
+
+class PolicyConfig(Section):
+    """The rules that decide, by name, each with a table of its parameters."""
+
+    eviction: str = "lru"
+    prefetch: str = "none"
+    depth: str = "never"
+    demand: Literal["resident", "staging"] = "resident"
+    eviction_params: dict[str, Scalar] = {}
+    prefetch_params: dict[str, Scalar] = {}
+    depth_params: dict[str, Scalar] = {}
+
+
+class RunConfig(Section):
+    """Everything that determines one simulated run."""
+
+    preset: str | None = Field(None, description="a complete system; explicit keys win over it")
+    model: str = "tiny-moe"
+    trace: TraceConfig = TraceConfig()
+    machine: MachineConfig = MachineConfig()
+    memory: MemoryConfig = MemoryConfig()
+    experts: ExpertsConfig = ExpertsConfig()
+    policy: PolicyConfig = PolicyConfig()
+
+
+def build(*layers: Mapping[str, Any]) -> RunConfig:
+    """The configuration of tables laid over one another, the last on top.
+
+    A layer that names a preset gets its overrides just below its own keys. A layer that names
+    another policy drops the parameters that lower layers gave to the old one. Raises UsageError.
+    """
+    merged: Table = {}
+    for layer in layers:
+        for part in (_preset_of(layer), layer):
+            merged = _lay_over(merged, part)
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        raise UsageError(_one_line(error)) from None
+
+
+def load_table(path: Path) -> Table:
+    """The tables of a TOML file. Raises UsageError with the file's name and the reason."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def parse_settings(settings: Iterable[str]) -> Table:
+    """One layer from `a.b=c` texts. A value is read as TOML where it can be, else as plain text."""
+    table: Table = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f'"{setting}" is not a setting: write it like memory.slots=12')
+        put(table, key.strip(), parse_value(text.strip()))
+    return table
+
+
+def parse_value(text: str) -> Any:
+    """A TOML scalar, array or inline table; whatever is none of these is text."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text
+    return value if isinstance(value, bool | int | float | str | list | dict) else text
+
+
+def put(table: Table, dotted: str, value: Any) -> None:
+    """Set `a.b.c` in nested tables. Raises UsageError when `a` or `a.b` is no table."""
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise UsageError(f'"{dotted}" needs "{parent}" to be a table')
+    table[last] = value
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of nested tables; an empty table disappears."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> Table:
+    """The inverse of `flatten`."""
+    table: Table = {}
+    for dotted, value in flat.items():
+        put(table, dotted, value)
+    return table
+
+
+def resolved(config: RunConfig) -> Table:
+    """The whole configuration as plain JSON values in base units, defaults written out."""
+    return config.model_dump(mode="json")
+
+
+def content_hash(config: RunConfig, *context: str) -> str:
+    """Identity of a configuration, and of the `context` it ran in, as 16 hexadecimal digits."""
+    text = json.dumps([resolved(config), *context], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def to_toml(config: RunConfig) -> str:
+    """A TOML file that `build` reads back to an equal configuration."""
+    return tomli_w.dumps(_without_none(resolved(config)))
+
+
+def known_keys() -> dict[str, Any]:
+    """Every dotted key that has a type of its own, with its field; parameter tables left out."""
+    keys: dict[str, Any] = {}
+    for name, field in RunConfig.model_fields.items():
+        section = _section(field.annotation)
+        if section is None:
+            keys[name] = field
+        else:
+            keys |= {f"{name}.{key}": inner for key, inner in section.model_fields.items()}
+    return keys
+
+
+def check_key(dotted: str) -> None:
+    """Raise UsageError with the nearest name unless `dotted` is a key a value can be given to."""
+    table, _, _ = dotted.rpartition(".")
+    keys = known_keys()
+    if (dotted in keys and not dotted.endswith("_params")) or table.endswith("_params"):
+        return
+    raise UsageError(f'unknown key "{dotted}": {_nearest_key(dotted)}')
+
+
+def is_integer_key(dotted: str) -> bool:
+    """Whether only whole numbers can be given to this key."""
+    field = known_keys().get(dotted)
+    if field is None:
+        return False
+    kinds = set(get_args(field.annotation)) or {field.annotation}
+    return kinds <= {int, type(None)}
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    is_section = isinstance(annotation, type) and issubclass(annotation, Section)
+    return annotation if is_section else None
+
+
+def _preset_of(layer: Mapping[str, Any]) -> Table:
+    name = layer.get("preset")
+    if name is None or name == "none":
+        return {}
+    from specter_sim.presets import PRESETS  # only here: most configurations name no preset
+
+    if name not in PRESETS:
+        raise UsageError(f'unknown preset "{name}": {suggestion(str(name), PRESETS)}')
+    return nest(PRESETS[name].overrides)
+
+
+def _lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            merged[key] = _lay_over(_without_stale(under, value), value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _without_stale(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Drop what the layer above makes meaningless: an old policy's parameters, the other limit."""
+    rules = PolicyConfig.model_fields
+    stale = {
+        f"{name}_params"
+        for name in above
+        if name in rules and above[name] != below.get(name, rules[name].default)
+    }
+    given = [key for key in ("slots", "budget") if above.get(key) not in (None, "none")]
+    if len(given) == 1:
+        stale |= {"slots", "budget"} - set(given)
+    return {key: value for key, value in below.items() if key not in stale}
+
+
+def _without_none(table: Table, path: str = "") -> Table:
+    kept: Table = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            if value or not path:
+                kept[key] = _without_none(value, f"{path}{key}.")
+        elif value is not None:
+            kept[key] = value
+        elif known_keys()[f"{path}{key}"].default is not None:
+            kept[key] = "none"
+    return kept
+
+
+def _one_line(error: ValidationError) -> str:
+    first, *others = (_describe(details) for details in error.errors())
+    return first if not others else f"{first} (and {len(others)} more)"
+
+
+def _describe(details: ErrorDetails) -> str:
+    dotted = ".".join(str(part) for part in details["loc"] if not _is_branch(part))
+    if details["type"] == "extra_forbidden":
+        return f'unknown key "{dotted}": {_nearest_key(dotted)}'
+    message = details["msg"].removeprefix("Value error, ")
+    message = message.removeprefix("Input ")
+    if details["type"] == "value_error":
+        return f"{dotted}: {message}"
+    if details["type"] == "model_type":
+        message = "should be a table"
+    return f"{dotted}: {message}, got {details['input']!r}"
+
+
+def _is_branch(part: int | str) -> bool:
+    # pydantic adds the tried branch of a union ("int", "literal[2,3]") to the location.
+    return isinstance(part, str) and part in {"bool", "int", "float", "str"}
+
+
+def _nearest_key(dotted: str) -> str:
+    keys = list(known_keys())
+    parent, _, leaf = dotted.rpartition(".")
+    siblings = [key for key in keys if key.startswith(f"{parent}.")] or list(RunConfig.model_fields)
+    same_leaf = (key for key in keys if key.rpartition(".")[2] == leaf)
+    close = next(same_leaf, None) or nearest(dotted, siblings) or nearest(dotted, keys)
+    return f'did you mean "{close}"?' if close else f"known: {', '.join(siblings)}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specter_traces.header import Header
 
@@ -74,6 +76,6 @@ def expected_shape(
     return tuple(sizes[axis] for axis in column.axes)
 
 
-def id_dtype(num_experts: int) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
-    """Return the smallest id type that names `num_experts` experts."""
-    return np.dtype(np.uint8) if num_experts <= 256 else np.dtype(np.uint16)
+def narrow_ids(ids: NDArray[Any], num_experts: int) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Return ids in the smallest type that names `num_experts` experts."""
+    return ids.astype(np.uint8) if num_experts <= 256 else ids.astype(np.uint16)

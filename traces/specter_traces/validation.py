@@ -10,6 +10,7 @@ import numpy as np
 from specter_traces.columns import COLUMNS, PAIRED, expected_shape
 from specter_traces.header import Header
 from specter_traces.trace import IdArray, Trace, content_hash
+from specter_traces.traps import signs
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ def validate(trace: Trace, *, thorough: bool = True) -> list[Problem]:
     problems = [*_offsets(trace), *_ranges(trace)]
     if problems or not thorough:
         return problems
-    return [*_repeated_ids(trace), *_values(trace), *_hash(trace)]
+    problems = [*_repeated_ids(trace), *_values(trace), *_hash(trace)]
+    return [*problems, *(Problem("target_ids", s.what, s.got, s.expected) for s in signs(trace))]
 
 
 def _header(header: Header) -> Iterator[Problem]:

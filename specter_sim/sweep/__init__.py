@@ -1,0 +1,1 @@
+"""Many configurations: the axes that name them, computing them, and keeping their results."""

@@ -61,7 +61,7 @@ class Costs:
     has_draft: bool
 
     def draft_step_s(self, context: int) -> float:
-        """One draft forward of one token, all layers, as one captured graph; infinite if none."""
+        """One draft forward of one token, all layers, ends and its wait; infinite if no draft."""
         return self.draft.seconds(1, context)
 
     def layer_s(self, tokens: int, context: int) -> float:
@@ -97,15 +97,20 @@ def build_costs(
     grouped: bool = True,
     group_size: int = 128,
     as_16bit: bool = False,
+    grouped_draft: bool = True,
+    captured_draft: bool = True,
 ) -> Costs:
-    """The costs of `shape` on `machine` with experts in `form`. Raises UsageError as
-    `expert_bytes` does.
+    """The costs of `shape` on `machine` with experts in `form`.
+
+    `grouped` and `grouped_draft` say whether target and draft apply all experts of a layer in one
+    grouped launch or each in a launch of its own; `captured_draft` whether a draft forward is one
+    captured graph. Raises UsageError as `expert_bytes` does.
     """
     sizes = expert_bytes(shape, form, draft_bits, group_size, as_16bit)
     gpu = machine.gpu
     launch_s = FFN_KERNELS * gpu.launch_s
     return Costs(
-        draft=_draft(shape, gpu, sizes),
+        draft=_draft(shape, gpu, sizes, grouped_draft, captured_draft),
         layer=_layer(shape, gpu),
         fixed=_fixed(shape, gpu),
         route_s=2 * shape.expert_params / gpu.compute_flops_per_s,
@@ -128,13 +133,14 @@ def _layer(shape: ModelShape, gpu: Gpu) -> Roofline:
 
 
 def _fixed(shape: ModelShape, gpu: Gpu) -> Roofline:
-    kernels = END_KERNELS + shape.dense_layers * (ATTENTION_KERNELS + FFN_KERNELS)
-    floor_s = kernels * gpu.launch_s + gpu.sync_s
+    floor_s = _fixed_kernels(shape) * gpu.launch_s + gpu.sync_s
     params, weights = _fixed_params(shape), _fixed_bytes(shape)
     return _roofline(shape, gpu, params, weights, shape.dense_layers, floor_s)
 
 
-def _draft(shape: ModelShape, gpu: Gpu, sizes: ExpertBytes) -> Roofline:
+def _draft(
+    shape: ModelShape, gpu: Gpu, sizes: ExpertBytes, grouped: bool, captured: bool
+) -> Roofline:
     routes = shape.moe_layers * shape.top_k
     params = (
         shape.moe_layers * _layer_params(shape)
@@ -146,12 +152,10 @@ def _draft(shape: ModelShape, gpu: Gpu, sizes: ExpertBytes) -> Roofline:
         + _fixed_bytes(shape)
         + routes * sizes.read_per_draft_use
     )
-    kernels = (
-        END_KERNELS
-        + shape.moe_layers * (_layer_kernels(shape) + FFN_KERNELS)
-        + shape.dense_layers * (ATTENTION_KERNELS + FFN_KERNELS)
-    )
-    floor_s = kernels * gpu.graph_launch_s + gpu.sync_s if sizes.has_draft else math.inf
+    expert_kernels = FFN_KERNELS if grouped else FFN_KERNELS * shape.top_k
+    kernels = _fixed_kernels(shape) + shape.moe_layers * (_layer_kernels(shape) + expert_kernels)
+    launch_s = gpu.graph_launch_s if captured else gpu.launch_s
+    floor_s = kernels * launch_s + gpu.sync_s if sizes.has_draft else math.inf
     return _roofline(shape, gpu, params, weights, shape.num_layers, floor_s)
 
 
@@ -190,6 +194,10 @@ def _layer_bytes(shape: ModelShape) -> int:
 def _layer_kernels(shape: ModelShape) -> int:
     shared = FFN_KERNELS if shape.shared_params_per_layer else 0
     return ATTENTION_KERNELS + ROUTER_KERNELS + shared
+
+
+def _fixed_kernels(shape: ModelShape) -> int:
+    return END_KERNELS + shape.dense_layers * (ATTENTION_KERNELS + FFN_KERNELS)
 
 
 def _fixed_params(shape: ModelShape) -> int:

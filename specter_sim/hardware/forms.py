@@ -18,6 +18,7 @@ CODED_SHARE = 0.72
 REFINEMENT_SHARE = {4: 0.53, 3: 0.56, 2: 0.61}
 DRAFT_BITS = (2, 3, 4, 8)
 SCALE_BYTES = 2
+LARGE_DRAFT = 0.6  # share of the target's bytes above which a draft is worth a remark
 
 
 class ExpertForm(Enum):
@@ -59,9 +60,9 @@ def expert_bytes(
     """
     _check_draft(form, draft_bits, group_size)
     shape = shape.as_16bit() if as_16bit else shape
-    note = f"routed experts treated as BF16 ({shape.name})" if _is_recast(shape) else ""
     stored = shape.expert_bytes()
     draft = quantized_bytes(shape, draft_bits, group_size) if draft_bits else 0
+    note = _note(shape, stored, draft)
     if form is ExpertForm.PLAIN:
         return ExpertBytes(stored, stored, draft, stored, draft, 0, draft > 0, note)
     _check_codable(shape)
@@ -86,8 +87,14 @@ def _coded_bytes(shape: ModelShape, share: float) -> int:
     return math.ceil(2 * weights * share) + 2 * shape.expert_bias_params
 
 
-def _is_recast(shape: ModelShape) -> bool:
-    return shape.name.endswith(AS_16BIT_SUFFIX)
+def _note(shape: ModelShape, stored: int, draft: int) -> str:
+    notes = []
+    if shape.name.endswith(AS_16BIT_SUFFIX):
+        notes.append(f"routed experts treated as BF16 ({shape.name})")
+    if draft > LARGE_DRAFT * stored:
+        format_name = shape.expert_format.value
+        notes.append(f"the draft takes {draft / stored:.0%} of the {format_name} experts' bytes")
+    return "; ".join(notes)
 
 
 def _check_draft(form: ExpertForm, draft_bits: int | None, group_size: int) -> None:

@@ -1,0 +1,1 @@
+"""What people read: tables, the verdict on speculation, plots and timelines."""

@@ -202,7 +202,7 @@ def models() -> dict[str, ModelShape]:
 
 def published(name: str) -> Published | None:
     """The published figures of a built-in model; None for any other name."""
-    entry = _catalogue().get(name)
+    entry = _catalogue().get(name.removesuffix(AS_16BIT_SUFFIX))
     if entry is None:
         return None
     return Published(

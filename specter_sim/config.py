@@ -70,7 +70,7 @@ def _is_optional(section: type[BaseModel], key: str) -> bool:
 class TraceConfig(Section):
     """Which routes are replayed, and how much of them."""
 
-    path: str = Field("tiny-moe-base4", description="bundled trace, a file, or 'synth'")
+    path: str = Field("tiny-moe", description="bundled trace, a file, or 'synth'")
     sequences: int | None = Field(None, ge=1, description="use the first so many sequences")
     tokens: int = Field(256, ge=1, description="decode tokens simulated, over all sequences")
     between: Literal["warm", "cold"] = Field("warm", description="residency between sequences")
@@ -103,6 +103,7 @@ class MemoryConfig(Section):
     budget: Bytes | None = Field(None, description="device bytes for everything")
     layout: Literal["per-layer", "global"] = "per-layer"
     staging_slots: int = Field(0, ge=0)
+    allow_rounds: bool = Field(False, description="fewer slots than top-k: run in rounds")
     initial: Literal["cold", "highest", "popular"] = "cold"
 
     @model_validator(mode="after")
@@ -118,6 +119,7 @@ class ExpertsConfig(Section):
     form: Literal["plain", "coded", "coded-base"] = "plain"
     draft_bits: Literal[2, 3, 4, 8] | None = 4
     group_size: int = Field(64, ge=1)
+    shared_draft: bool = Field(True, description="the draft uses the target's dense weights")
     grouped: bool = Field(True, description="one launch for all resident experts")
 
 
@@ -131,6 +133,17 @@ class PolicyConfig(Section):
     eviction_params: dict[str, Scalar] = {}
     prefetch_params: dict[str, Scalar] = {}
     depth_params: dict[str, Scalar] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_depth(cls, data: Any) -> Any:
+        # One spelling for one thing, or equal runs would have different identities.
+        depth = data.get("depth") if isinstance(data, dict) else None
+        if isinstance(depth, bool) or not (isinstance(depth, int) or str(depth).isdecimal()):
+            return data
+        if int(depth) == 0:
+            return data | {"depth": "never", "depth_params": {}}
+        return data | {"depth": "fixed", "depth_params": {"depth": int(depth)}}
 
 
 class RunConfig(Section):

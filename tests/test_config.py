@@ -78,6 +78,16 @@ def test_another_policy_drops_the_parameters_of_the_old_one() -> None:
     assert added.policy.depth_params == {"depth": 4, "start": 2}
 
 
+def test_a_depth_may_be_a_number() -> None:
+    by_number = build({"policy": {"depth": 4}})
+    by_name = build({"policy": {"depth": "fixed", "depth_params": {"depth": 4}}})
+    assert by_number == by_name == build({"policy": {"depth": "4"}})
+    assert build({"policy": {"depth": 0}}).policy.depth == "never"
+    lower = {"policy": {"depth": 8}}
+    assert build(lower, {"policy": {"depth": 2}}).policy.depth_params == {"depth": 2}
+    assert "policy.depth" in refused({"policy": {"depth": True}})
+
+
 def test_a_later_budget_replaces_earlier_slots() -> None:
     run = build({"memory": {"slots": 8}}, {"memory": {"budget": "1 GB"}})
     assert (run.memory.slots, run.memory.budget) == (None, 10**9)

@@ -155,6 +155,7 @@ def where_time_goes(rows: Sequence[Row], date: str) -> Figure | None:
         names = [f"{policy_label(row, keys)}, depth {depth_label(row)}" for row in bars]
         axis.set_yticks(range(len(bars)), names, fontsize=7)
     axes[-1].set_xlabel("ms a token")
+    axes[-1].set_xlim(0, 1.03 * max(axis.dataLim.xmax for axis in axes))
     at = f"{float(best['slots_per_layer']):.3g}"
     _finish(figure, axes, rows, f"Where the time goes, best depth, about {at} slots a layer", date)
     return figure
@@ -287,6 +288,5 @@ def _draw_bars(axis: Axes, rows: Sequence[Row]) -> None:
         widths = np.array([1e3 * float(row[key]) / int(row["committed_tokens"]) for row in rows])
         axis.barh(at, widths, left=left, label=name, color=colour, height=0.7)
         left += widths
-    axis.margins(x=0.03)
     axis.grid(True, axis="x", linewidth=0.4, color="#DDDDDD")
     axis.set_axisbelow(True)

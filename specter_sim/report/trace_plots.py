@@ -44,15 +44,14 @@ def _figure(summary: Summary, title: str, panels: int) -> tuple[Figure, list[Any
     """Return a row of panels under a title that carries the conditions and every mark."""
     figure = Figure(figsize=(5.2 * panels, 4.6), layout="constrained")
     header = summary.header
-    figure.suptitle(
-        f"{title}: {header.name}\n{header.num_layers} layers x {header.num_experts} experts, "
-        f"top-{header.top_k}, {summary.num_positions:,} positions, {header.decoding.value} text",
-        fontsize=11,
-    )
-    if header.marks:
-        figure.supxlabel(
-            " · ".join(header.marks).upper(), color=_MARK_COLOUR, fontsize=11, fontweight="bold"
-        )
+    lines = [
+        f"{title}: {header.name}",
+        f"{header.num_layers} layers x {header.num_experts} experts, top-{header.top_k}, "
+        f"{summary.num_positions:,} positions, text: {header.decoding.value}",
+        *([" · ".join(header.marks).upper()] if header.marks else []),
+    ]
+    colour = _MARK_COLOUR if header.marks else "black"
+    figure.suptitle("\n".join(lines), fontsize=11, color=colour)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 

@@ -1,0 +1,1 @@
+"""The schedule without a clock: offloader, decode loop, ports, journal."""

@@ -138,12 +138,12 @@ class PolicyConfig(Section):
     @classmethod
     def _read_depth(cls, data: Any) -> Any:
         # One spelling for one thing, or equal runs would have different identities.
-        depth = data.get("depth") if isinstance(data, dict) else None
-        if isinstance(depth, bool) or not (isinstance(depth, int) or str(depth).isdecimal()):
+        text = str(data.get("depth")) if isinstance(data, dict) else ""
+        if not text.isdecimal():
             return data
-        if int(depth) == 0:
+        if int(text) == 0:
             return data | {"depth": "never", "depth_params": {}}
-        return data | {"depth": "fixed", "depth_params": {"depth": int(depth)}}
+        return data | {"depth": "fixed", "depth_params": {"depth": int(text)}}
 
 
 class RunConfig(Section):

@@ -156,7 +156,7 @@ def test_values_are_told_in_human_units() -> None:
 def test_conditions_name_model_trace_machine_link_and_date() -> None:
     told = conditions([made_row(), made_row(link=64e9)], "2026-01-31")
     assert told == (
-        "model tiny-moe · trace tiny-moe-base4, 256 tokens · machine emulated-cpu"
+        "model tiny-moe · trace tiny-moe, 256 tokens · machine emulated-cpu"
         " · link 16.0 GB/s … 64.0 GB/s · 2026-01-31"
     )
     assert "(synthetic, assumed draft)" in conditions(

@@ -4,8 +4,8 @@ The format, its files, importers for other people's logs, and statistics. Needs 
 safetensors only; the format is described in traces/README.md.
 """
 
-from specter_traces.bundled import bundled, bundled_names, open_trace
-from specter_traces.container import load, save
+from specter_traces.bundled import bundled, bundled_names, find_trace, open_trace
+from specter_traces.container import examine, load, save
 from specter_traces.errors import SpecterError, UsageError
 from specter_traces.header import Decoding, DraftInfo, DraftKind, Header, SequenceInfo
 from specter_traces.trace import Trace, concatenate, content_hash
@@ -25,6 +25,8 @@ __all__ = [
     "bundled_names",
     "concatenate",
     "content_hash",
+    "examine",
+    "find_trace",
     "load",
     "open_trace",
     "save",

@@ -25,20 +25,30 @@ def bundled_names() -> list[str]:
 
 def bundled(name: str) -> Trace:
     """Return a bundled trace, memory-mapped. Raises UsageError naming the nearest name."""
+    return load(_bundled_file(name))
+
+
+def _bundled_file(name: str) -> Path:
     names = bundled_names()
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
-        raise UsageError(f"no bundled trace {name!r}; {hint}")
-    return load(_folder() / f"{name}{_SUFFIX}")
+        raise UsageError(f"no file and no bundled trace {name!r}; {hint}")
+    return _folder() / f"{name}{_SUFFIX}"
+
+
+def find_trace(name_or_path: str) -> Path:
+    """Return the file of a bundled trace by its name, else the path itself.
+
+    Raises UsageError when a plain word is neither a bundled name nor a file.
+    """
+    path = Path(name_or_path)
+    plain_word = not path.suffix and len(path.parts) == 1
+    if name_or_path in bundled_names() or (plain_word and not path.exists()):
+        return _bundled_file(name_or_path)
+    return path
 
 
 def open_trace(name_or_path: str) -> Trace:
-    """Return a bundled trace by its name, else the trace in a file.
-
-    Raises UsageError when there is neither.
-    """
-    looks_like_name = not Path(name_or_path).suffix and "/" not in name_or_path
-    if name_or_path in bundled_names() or (looks_like_name and not Path(name_or_path).exists()):
-        return bundled(name_or_path)
-    return load(name_or_path)
+    """Return a bundled trace by its name, else the trace in a file (see `find_trace`)."""
+    return load(find_trace(name_or_path))

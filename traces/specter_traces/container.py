@@ -39,6 +39,16 @@ def load(path: str | os.PathLike[str], *, full: bool = False) -> Trace:
     included. Raises SpecterError with one line that names the file and the first problem,
     UsageError when there is no such file.
     """
+    trace, problems = examine(path, full=full)
+    _refuse(Path(path), problems)
+    return trace
+
+
+def examine(path: str | os.PathLike[str], *, full: bool = True) -> tuple[Trace, list[Problem]]:
+    """Return the trace in a file and every problem that `validate` finds in it.
+
+    Raises like `load` when the file cannot be read as a trace at all.
+    """
     file = Path(path)
     data = _map(file)
     tensors, metadata, first_byte = _parse_header(file, data)
@@ -49,8 +59,7 @@ def load(path: str | os.PathLike[str], *, full: bool = False) -> Trace:
     except SpecterError as error:
         raise _bad(file, str(error)) from None
     trace = _assemble(file, header, _columns(file, data, tensors, first_byte))
-    _refuse(file, validate(trace, thorough=full))
-    return trace
+    return trace, validate(trace, thorough=full)
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> Trace:

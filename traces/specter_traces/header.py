@@ -58,9 +58,9 @@ class SequenceInfo:
 class Header:
     """Everything a trace says about itself besides its columns.
 
-    `sequences` has one entry per sequence or is empty; `repetition` likewise (fraction of
-    repeated 8-grams of tokens, -1 where the tokens are unknown). `content_hash` is the SHA-256
-    of the columns, empty for a view that was never saved.
+    `sequences` has one entry per sequence or is empty, and so has `repetition`: the share of
+    repeated 8-grams of tokens, 0 or 1 where a log gave only a flag, -1 where unknown.
+    `content_hash` is the SHA-256 of the columns, empty for a view that was never saved.
     """
 
     name: str

@@ -30,10 +30,11 @@ def import_npz_folder(
 ) -> Trace:
     """Read a folder of .npz files described by an `index.jsonl`.
 
-    A line of the index names `file`, `key`, `dataset`, `finished`, `repetition`, `n_prompt_tokens`
-    and `n_tokens`; the file holds `experts_<key>` [token, layer, k] and, if it likes,
-    `probs_<key>`. `clean` keeps sequences that finished without repetition; `datasets` keeps the
-    named ones (all when empty); `limit` the first so many of those.
+    A line of the index names `file`, `key`, `dataset`, `finished`, `repetition` (a flag, so the
+    header's shares are 0 or 1), `n_prompt_tokens` and `n_tokens`; the file holds `experts_<key>`
+    [token, layer, k] and, if it likes, `probs_<key>`. `clean` keeps sequences that finished
+    without repetition; `datasets` keeps the named ones (all when empty); `limit` the first so
+    many of those.
     """
     root = Path(folder)
     chosen = [

@@ -25,7 +25,7 @@ class Plan:
 
 
 def plan_sequences(trace: Trace, tokens: int) -> Plan:
-    """Return sequences of `tokens` positions in all, as long as the source\'s, the last cut."""
+    """Return sequences of `tokens` positions in all, as long as the source's, the last cut."""
     lengths, prompts, sources = [], [], []
     left, index = tokens, 0
     while left:

@@ -129,6 +129,8 @@ def test_every_family_adds_its_own_parts() -> None:
     assert grown(attention, model_type="qwen3_moe") == 2 * 16
     assert grown(attention, model_type="olmoe") == 64 + 32
     assert grown(attention, model_type="gpt_oss") == 4
+    assert grown(attention, model_type="phimoe") == 2 * 64  # norms with a bias
+    assert grown("final_norm_params", model_type="phimoe") == 64
     assert grown("expert_params", model_type="gpt_oss") == 2 * 32 + 64
     assert grown("shared_params_per_layer", n_shared_experts=2) == 2 * 3 * 64 * 32
     shared = {"shared_expert_intermediate_size": 48, "model_type": "qwen2_moe"}

@@ -12,6 +12,7 @@ from specter_sim.config import build, flatten, resolved
 from specter_sim.report.plots import draw_all, pareto
 from specter_sim.report.rows import (
     Row,
+    best_by,
     conditions,
     depth_label,
     panels,
@@ -141,6 +142,7 @@ def test_names_of_policies_and_depths() -> None:
     assert policy_label(made_row(preset="specter"), ["preset", "policy.eviction"]) == "specter"
     bits = ["experts.draft_bits", "policy.eviction"]
     assert policy_label(made_row(), bits) == "draft bits 4 + lru"
+    assert policy_label(made_row(eviction="belady"), keys) == "belady (bound)"
     assert depth_label(made_row()) == "0"
     assert depth_label(made_row(depth=4)) == "4"
     assert depth_label({"policy.depth": "governor"}) == "governor"
@@ -162,6 +164,12 @@ def test_conditions_name_model_trace_machine_link_and_date() -> None:
     assert "(synthetic, assumed draft)" in conditions(
         [made_row(synthetic=True, assumed_draft=True)], "today"
     )
+
+
+def test_a_bound_is_never_the_best() -> None:
+    rows = [made_row(eviction="belady", tpot_s=1e-9), made_row(tpot_s=None), made_row()]
+    assert best_by(rows) is rows[2]
+    assert best_by(rows[:2]) is None
 
 
 # Verdict

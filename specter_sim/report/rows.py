@@ -6,6 +6,7 @@ A row is flat: the resolved configuration in dotted keys and the metrics of the 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from specter_sim.policies import EVICTION, PREFETCH
 from specter_sim.units import format_bytes, format_rate, format_time
 
 Row = dict[str, Any]
@@ -89,21 +90,30 @@ def depth_label(row: Row) -> str:
 def policy_label(row: Row, keys: Iterable[str]) -> str:
     """What the row's policy is called among rows that differ in `keys`; the depth is left out."""
     told = [key for key in keys if key.startswith(POLICY_KEYS) and key not in DEPTH_KEYS]
+    bound = " (bound)" if reads_future(row) else ""
     if "preset" in told and row.get("preset") is not None:
-        return str(row["preset"])
+        return f"{row['preset']}{bound}"
     parts = []
     for key in told:
         value = row.get(key)
         if value is None or key == "preset":
             continue
-        named = isinstance(value, str)
-        parts.append(str(value) if named else f"{short_name(key)} {value_text(key, value)}")
-    return " + ".join(parts) or f"{row.get('policy.eviction')} + {row.get('policy.prefetch')}"
+        is_name = isinstance(value, str)
+        parts.append(str(value) if is_name else f"{short_name(key)} {value_text(key, value)}")
+    named = " + ".join(parts) or f"{row.get('policy.eviction')} + {row.get('policy.prefetch')}"
+    return f"{named}{bound}"
+
+
+def reads_future(row: Row) -> bool:
+    """Whether the row is a bound: its policies know the routes to come, which no system does."""
+    eviction = EVICTION.get(str(row.get("policy.eviction")))
+    prefetch = PREFETCH.get(str(row.get("policy.prefetch")))
+    return any(rule is not None and "future" in rule.needs for rule in (eviction, prefetch))
 
 
 def best_by(rows: Iterable[Row], metric: str = "tpot_s") -> Row | None:
-    """The row with the least of a metric; rows without it do not count."""
-    known = [row for row in rows if row.get(metric) is not None]
+    """The row with the least of a metric, among those that have it and are no bounds."""
+    known = [row for row in rows if row.get(metric) is not None and not reads_future(row)]
     return min(known, key=lambda row: float(row[metric])) if known else None
 
 

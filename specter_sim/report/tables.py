@@ -1,6 +1,6 @@
 """Tables for people, as plain text that survives a pipe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specter_sim.report.rows import Row, depth_label
@@ -58,9 +58,9 @@ METRIC_COLUMNS: dict[str, Cell] = {
 }
 
 
-def results_table(rows: Sequence[Row], labels: dict[str, Cell]) -> str:
+def results_table(rows: Sequence[Row], labels: Mapping[str, Cell]) -> str:
     """One line a result: the given labels, then the metrics every result states."""
-    columns = labels | METRIC_COLUMNS
+    columns = {**labels, **METRIC_COLUMNS}
     return render(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
@@ -139,10 +139,12 @@ def _time_split(row: Row) -> str:
         "on the join": "stall_join_s",
         "idle": "idle_s",
     }
-    split = ", ".join(
-        f"{name} {100 * float(row[key]) / total_s:.1f} %" for name, key in parts.items()
-    )
+    split = ", ".join(f"{name} {_percent(row[key], total_s)}" for name, key in parts.items())
     return f"{format_time(total_s)}: {split}"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{abs(round(100 * part / whole, 1))} %"  # abs: no "-0.0" from the last digit
 
 
 def _bound(row: Row) -> str:

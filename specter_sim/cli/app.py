@@ -1,0 +1,136 @@
+"""The application: its verbs, imported when they are used, and how errors become exit codes."""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+TRACEBACK_VARIABLE = "SPECTER_TRACEBACK"
+INTERRUPTED = 130
+
+# Listed here, so that --help imports none of them.
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("specter_sim.cli.run:run", "Simulate one configuration and say what it comes to."),
+    "sweep": ("specter_sim.cli.sweep:sweep", "Simulate many configurations, resumably; plot them."),
+    "compare": ("specter_sim.cli.compare:compare", "Rank the presets at equal memory and slots."),
+    "trace": ("specter_sim.cli.trace:app", "Look at router traces, check, import, synthesize."),
+    "hardware": ("specter_sim.cli.hardware:hardware_command", "List machines, or show one."),
+    "models": ("specter_sim.cli.hardware:models_command", "List models, or show one."),
+    "policies": ("specter_sim.cli.policies:policies", "List policies and presets, or show one."),
+    "bench": ("specter_sim.cli.bench:bench", "Measure how fast the simulator itself is."),
+}
+
+
+class LazyVerbs(TyperGroup):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs in their order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import one verb; None when there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name][0].partition(":")
+        return _command_of(getattr(import_module(module), attribute), cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb. An unknown one is a usage error with the nearest name."""
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            from specter_sim.names import suggestion
+            from specter_traces.errors import UsageError
+
+            raise UsageError(f'unknown command "{args[0]}": {suggestion(args[0], VERBS)}')
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of verbs in --help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+app = typer.Typer(
+    cls=LazyVerbs,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from specter_sim import __version__
+
+        typer.echo(f"specter-sim {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Predict how fast a Mixture-of-Experts model larger than GPU memory will decode.
+
+    Replays recorded routes of a real model on hardware you describe.
+    """
+
+
+def run_cli() -> None:
+    """Run the command line and exit: 0 fine, 1 the run failed, 2 usage, 130 interrupted."""
+    sys.exit(exit_code_of(lambda: app(prog_name="specter-sim", standalone_mode=False)))
+
+
+def exit_code_of(work: Callable[[], Any]) -> int:
+    """Do the work; turn whatever it raises into one line on stderr and an exit code."""
+    try:
+        result = work()
+        return result if isinstance(result, int) else 0
+    except (typer.Abort, KeyboardInterrupt):
+        return _failed("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (head, less) has had enough. Python would complain again on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        return _explained(error)
+
+
+def _explained(error: Exception) -> int:
+    from specter_traces.errors import SpecterError
+
+    if isinstance(error, SpecterError):
+        return _failed(str(error), error.exit_code)
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        # click's exceptions, whichever package they live in: typer has moved them.
+        return _failed(error.format_message() or "nothing to do: see --help", error.exit_code)
+    told = f"unexpected {type(error).__name__}: {error}".splitlines()[0]
+    return _failed(f"{told} (set {TRACEBACK_VARIABLE}=1 for the traceback)", 1)
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _command_of(target: Any, name: str) -> Any:
+    """A click command from a function or a Typer application."""
+    if not isinstance(target, typer.Typer):
+        verb = target
+        target = typer.Typer(add_completion=False, rich_markup_mode=None)
+        target.command(name)(verb)
+    target.pretty_exceptions_enable = False
+    return typer.main.get_command(target)

@@ -1,0 +1,80 @@
+"""Options that several verbs share, and the configuration they describe together."""
+
+import json
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specter_sim.config import RunConfig, Table, build, load_table, nest, parse_settings
+from specter_traces.errors import UsageError
+
+ConfigArgument = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Configuration; default: built in.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key: --set memory.slots=12."),
+]
+PresetOption = Annotated[
+    str | None, typer.Option(help="A complete system by name; see `specter-sim policies`.")
+]
+ModelOption = Annotated[str | None, typer.Option(help="Model name, config.json, or folder.")]
+TraceOption = Annotated[
+    str | None, typer.Option(help="Bundled trace, a file, or 'synth' for the model's shape.")
+]
+MachineOption = Annotated[str | None, typer.Option(help="Machine name or TOML file.")]
+SlotsOption = Annotated[str | None, typer.Option(help="Slots per MoE layer.")]
+BudgetOption = Annotated[str | None, typer.Option(help='Device memory for all: "24 GiB".')]
+DepthOption = Annotated[
+    str | None, typer.Option(help="Lookahead depth: a number, never, governor, profile.")
+]
+TokensOption = Annotated[str | None, typer.Option(help="Tokens to decode.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, last.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder of the results.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(min=1, help="Processes that compute [default: all cores].")
+]
+
+
+def configuration(
+    path: Path | None,
+    settings: list[str] | None,
+    shortcuts: Mapping[str, str | None],
+    preset: str | None = None,
+) -> RunConfig:
+    """The configuration of a file, under a preset, under shortcuts, under `--set`."""
+    return build(*layers(path, settings, shortcuts, preset))
+
+
+def layers(
+    path: Path | None,
+    settings: list[str] | None,
+    shortcuts: Mapping[str, str | None],
+    preset: str | None = None,
+) -> list[Table]:
+    """The layers of `configuration`, lowest first."""
+    table = load_table(path) if path else {}
+    if "axes" in table:
+        raise UsageError(f"{path} is a sweep file: use specter-sim sweep {path}")
+    given = {key: text for key, text in shortcuts.items() if text is not None}
+    named: Table = {} if preset is None else {"preset": preset}
+    return [table, named, nest(_whole_numbers(given)), parse_settings(settings or [])]
+
+
+def _whole_numbers(texts: Mapping[str, str]) -> dict[str, Any]:
+    return {key: int(text) if text.isdecimal() else text for key, text in texts.items()}
+
+
+def today() -> str:
+    """The date that figures and tables carry."""
+    return date.today().isoformat()
+
+
+def print_json(document: Any) -> None:
+    """Print the one JSON document of `--json`."""
+    typer.echo(json.dumps(document, indent=1))

@@ -21,7 +21,6 @@ from specter_sim.policies.state import (
     DEPTH,
     HINTED,
     HITS,
-    ISSUED,
     LATE,
     LAYER,
     LOADING,
@@ -193,12 +192,10 @@ def next_prefetch(s: State, key: VictimKey) -> tuple[int, int, int, int]:
 
 
 def issue_prefetch(s: State, slot: int, index: int) -> tuple[int, int, int, int]:
-    """Start a prefetch and remember it, to tell later whether it was of use."""
+    """Start a prefetch and mark it, to tell later whether it was of use."""
     c = s.counters
     victim = reserve(s, group_of(s, index), slot, index)
     s.fresh[index] = 1
-    s.issued[c[ISSUED]] = index
-    c[ISSUED] += 1
     c[PREFETCH_LOADS] += 1
     c[PREFETCHING] += 1
     return (index, slot, PREFETCH, victim)
@@ -222,11 +219,10 @@ def end_window(s: State) -> None:
     c = s.counters
     for place in range(c[TOUCHED]):
         s.predicted[s.touched[place]] = 0
-    for place in range(c[ISSUED]):
-        index = s.issued[place]
-        if s.fresh[index]:
+    for index in s.occupant:
+        if index >= 0:
             s.fresh[index] = 0
     c[WASTED] = c[PREFETCH_LOADS] - c[USEFUL] - c[LATE]
-    c[TOUCHED] = c[ISSUED] = 0
+    c[TOUCHED] = 0
     c[PLAN_HEAD] = c[PLAN_TAIL] = 0
     c[LAYER] = s.layers

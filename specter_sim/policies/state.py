@@ -32,7 +32,6 @@ DEMAND, PREFETCH = 0, 1
     PLAN_TAIL,
     HINTED,  # entries of ``hints``
     TOUCHED,  # entries of ``touched``
-    ISSUED,  # entries of ``issued``
     PREFETCHING,  # prefetches on the link
     HITS,
     PENDING,
@@ -44,7 +43,7 @@ DEMAND, PREFETCH = 0, 1
     LATE,
     WASTED,
     NUM_COUNTERS,
-) = range(24)
+) = range(23)
 
 # Fixed parameters of the rules, in ``knobs``.
 DECAY, FORGET, SEED, NUM_KNOBS = range(4)
@@ -84,7 +83,6 @@ class State(NamedTuple):
     plan_queue: Ints  # [L*E]
     hints: Ints  # [E] experts a gate expects in the next layer
     touched: Ints  # [L*E] experts with predicted > 0
-    issued: Ints  # [L*E] experts prefetched in this window
 
 
 VictimKey = Callable[[State, int], float]
@@ -156,7 +154,6 @@ def new_state(
         plan_queue=[0] * total,
         hints=[0] * experts,
         touched=[0] * total,
-        issued=[0] * total,
     )
     for index in range(total):
         seek_future(state, index, 0)

@@ -23,6 +23,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 SeedOption = Annotated[int, typer.Option(help="Seed of the random numbers.")]
 
 
+_LOOPS = 0.3
+"""Repeated share of a sequence above which its text is called looping."""
+
+
 class LogFormat(StrEnum):
     """Logs that `import` reads."""
 
@@ -295,7 +299,8 @@ def _repetition(summary: Summary) -> str:
     known = summary.repetition[summary.repetition == summary.repetition]
     if not known.size:
         return "unknown"
-    return f"{known.mean():.1%} repeated, worst sequence {known.max():.1%}"
+    flag = " [yellow](some text loops: this flatters caches)[/]" if known.max() > _LOOPS else ""
+    return f"{known.mean():.1%} repeated, worst sequence {known.max():.1%}{flag}"
 
 
 def _layer_table(summary: Summary) -> Any:

@@ -14,6 +14,7 @@ from specter_traces.synthesize.scores import Floats, best_experts
 from specter_traces.trace import IdArray, Trace
 
 _CHUNK = 256
+_ROWS_CALIBRATED = 3000
 
 
 def with_assumed_draft(trace: Trace, acceptance: float, recall: float, seed: int) -> Trace:
@@ -87,19 +88,29 @@ def _route_errors(
     doubt = 0.5 + 0.5 * (1.0 - probability) / max(1.0 - acceptance, 1e-9)
     ranks = np.arange(1, trace.top_k + 1) ** 2.0
     chance = (doubt[:, None] * ranks[None, :]).astype(np.float64)
+    drawn = generator.random(trace.target_ids.shape, np.float32)
+    spare = trace.num_experts - trace.top_k
+    some = slice(None, None, max(1, len(drawn) // _ROWS_CALIBRATED))
     low, high = 0.0, 1.0 / max(float(chance.min()), 1e-9)
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
-        if np.minimum(middle * chance, 1.0).mean() < rate:
+        if _errors(drawn[some], middle * chance[some], spare).mean() < rate:
             low = middle
         else:
             high = middle
-    drawn = generator.random(trace.target_ids.shape, np.float32)
-    wrong = drawn < np.minimum(high * chance, 1.0)[:, None, :]
-    # No more errors than there are other experts; the lowest ranks keep theirs.
-    from_last = np.cumsum(wrong[..., ::-1], axis=-1)[..., ::-1]
-    possible: NDArray[np.bool_] = wrong & (from_last <= trace.num_experts - trace.top_k)
-    return possible
+    return _errors(drawn, high * chance, spare)
+
+
+def _errors(drawn: NDArray[np.float32], chance: Floats, spare: int) -> NDArray[np.bool_]:
+    """Return where a draw [T, L, K] falls below its chance [T, K]; at most `spare` a row.
+
+    No more errors than there are other experts: the highest ranks lose theirs.
+    """
+    wrong: NDArray[np.bool_] = drawn < chance[:, None, :]
+    if spare < drawn.shape[-1]:
+        from_last = np.cumsum(wrong[..., ::-1], axis=-1)[..., ::-1]
+        wrong &= from_last <= spare
+    return wrong
 
 
 def _with_errors(trace: Trace, wrong: NDArray[np.bool_], generator: np.random.Generator) -> IdArray:

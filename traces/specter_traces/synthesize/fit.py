@@ -14,9 +14,10 @@ from specter_traces.synthesize.scores import MEMORIES, Floats, best_experts
 from specter_traces.trace import Trace
 
 _LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-_CORRELATIONS = 1.0 - np.array(
-    [1.0, 0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.22, 0.15, 0.1, 0.06, 0.03, 0.015, 0.006, 0.002, 0.0]
+_ANGLES = np.array(
+    [1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.52, 0.44, 0.36, 0.28, 0.2, 0.12, 0.06, 0.02]
 )
+"""Square roots of 1 - correlation: near 1, shared experts fall off evenly in them."""
 _MOST_ANCHORS = 16
 _PAIRS = 1500
 
@@ -38,14 +39,16 @@ class Anchor:
 
 @dataclass(frozen=True)
 class RouteCurve:
-    """Mean experts shared by two routes whose scores correlate, at `_CORRELATIONS`."""
+    """Mean experts shared by two routes whose scores correlate, at `_ANGLES`."""
 
     shared: Floats
+    top_k: int
 
     def correlation(self, shared: float | Floats) -> Floats:
         """Return the correlation at which routes share so many experts, 0 to 1."""
-        rising = np.maximum.accumulate(self.shared)
-        return np.asarray(np.interp(shared, rising, _CORRELATIONS), np.float64)
+        rising = np.maximum.accumulate(np.append(self.shared, self.top_k))
+        angle = np.interp(shared, rising, np.append(_ANGLES, 0.0))
+        return np.asarray(1.0 - angle * angle, np.float64)
 
 
 def fit(
@@ -87,9 +90,9 @@ def _measure_curve(constants: Floats, top_k: int, noise: Floats) -> RouteCurve:
                 len(constants),
             ),
         ).mean()
-        for r in _CORRELATIONS
+        for r in 1.0 - _ANGLES**2
     ]
-    return RouteCurve(np.array(shared))
+    return RouteCurve(np.array(shared), top_k)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class _SourceStatistics:
     @classmethod
     def of(cls, trace: Trace) -> _SourceStatistics:
         """Measure a trace."""
-        used = -np.sort(-stats.popularity(trace), axis=1)
+        used = -np.sort(-_lasting_popularity(trace), axis=1)
         lags = [lag for lag in _LAGS if len(stats.starts_of(trace, lag + 1)) >= 100] or [1]
         overlap = np.array([stats.adjacent_overlap(trace, lag) for lag in lags])
         floor = stats.uniform_overlap(trace)
@@ -147,6 +150,28 @@ class _SourceStatistics:
 
     def _layer(self, depth: float) -> int:
         return min(int(depth * len(self.popularity)), len(self.popularity) - 1)
+
+
+def _lasting_popularity(trace: Trace) -> Floats:
+    """Return expert use [L, E] without what only a sequence's own topic made popular.
+
+    The squared deviations from uniform use are those that sequences have in common: the part of
+    a sequence's own is the work of long memories, which the generator adds again.
+    """
+    used = stats.popularity(trace)
+    if trace.num_sequences < 2:
+        return used
+    lengths = np.diff(trace.sequence_offsets).astype(np.float64)
+    own = np.zeros(trace.num_layers)
+    for length, part in zip(lengths, trace, strict=True):
+        own += length**2 * (stats.popularity(part) ** 2).sum(axis=1)
+    total = lengths.sum() ** 2
+    between = (total * (used**2).sum(axis=1) - own) / (total - (lengths**2).sum())
+    even = trace.top_k / trace.num_experts
+    deviation = ((used - even) ** 2).sum(axis=1)
+    kept = (between - trace.top_k * even) / np.maximum(deviation, 1e-12)
+    lasting: Floats = even + (used - even) * np.sqrt(np.clip(kept, 0.0, 1.0))[:, None]
+    return lasting
 
 
 def _recall_by_agreement(trace: Trace) -> Floats:

@@ -1,0 +1,163 @@
+"""`specter-sim trace` from a user's side: what it prints, writes and refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_traces import toy_trace
+from typer.testing import CliRunner, Result
+
+from specter_sim.cli.trace import app
+from specter_traces import SpecterError, load, save
+from specter_traces.statistics import adjacent_overlap
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save(toy_trace(lengths=(120, 60)), tmp_path / "toy.safetensors")
+    return tmp_path / "toy.safetensors"
+
+
+def run(*arguments: object) -> Result:
+    """Run a command; an error for the user stays in `exception`, any other is raised."""
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(a) for a in arguments])
+    if result.exception and not isinstance(result.exception, SpecterError | SystemExit):
+        raise result.exception
+    return result
+
+
+def refusal(*arguments: object) -> str:
+    error = run(*arguments).exception
+    assert isinstance(error, SpecterError)
+    return f"{error.exit_code} {error}"
+
+
+def test_info_prints_and_plots(file: Path, tmp_path: Path) -> None:
+    result = run("info", file, "--plots", tmp_path / "plots")
+    for text in ("3 layers x 16 experts, top-3", "acceptance, greedy", "early gate: recall"):
+        assert text in result.stdout
+    plots = sorted((tmp_path / "plots").iterdir())
+    assert [p.name for p in plots] == ["draft.png", "locality.png", "popularity.png", "union.png"]
+    assert all(p.read_bytes().startswith(PNG) and str(p) in result.stdout for p in plots)
+
+
+def test_info_as_json_is_one_document(file: Path, tmp_path: Path) -> None:
+    document = json.loads(run("info", file, "--json", "--no-plots").stdout)
+    assert document["plots"] == [] and document["num_positions"] == 180
+    overlap = np.array(document["overlap_by_lag"])
+    assert overlap[0] == pytest.approx(adjacent_overlap(load(file)))
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_marks_stand_first(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "synth.safetensors"
+    shape = ("--layers", 4, "--experts", 8, "--top-k", 2, "--tokens", 150)
+    assert "[synthetic (from toy)]" in run("synth", file, "--out", out, *shape).stdout
+    lines = run("info", out, "--no-plots").stdout.splitlines()
+    first_row = next(line for line in lines if line.startswith("│"))
+    assert "MARKED" in first_row and "synthetic (from toy)" in first_row
+    titles = [line for line in lines if line.startswith("by ") or line.startswith("draft [")]
+    assert all("synthetic (from toy)" in line for line in titles) and len(titles) == 2
+    document = json.loads(run("info", out, "--json", "--no-plots").stdout)
+    assert document["marks"] == ["synthetic (from toy)"]
+
+
+def test_the_shape_can_be_a_model_s(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "synth.safetensors"
+    run("synth", file, "--out", out, "--like", "DeepSeek-V2-Lite", "--tokens", 60)
+    trace = load(out)
+    assert (trace.num_layers, trace.num_experts, trace.top_k) == (26, 64, 6)
+    assert "2 give a shape" in refusal("synth", file, "--out", out)
+
+
+def test_a_draft_can_be_assumed(tmp_path: Path) -> None:
+    plain, out = tmp_path / "plain.safetensors", tmp_path / "assumed.safetensors"
+    save(toy_trace(paired=False), plain)
+    assert "[assumed draft]" in run("assume", plain, "--out", out, "--recall", 0.9).stdout
+    assert load(out).header.assumed_draft
+    assert "draft of its own" in refusal("assume", out, "--out", out)
+
+
+def test_validate_reports_every_problem(file: Path) -> None:
+    result = run("validate", file)
+    assert result.exit_code == 0 and "sound, 3 x 16, top-3" in result.stdout
+    trace = load(file)
+    ids = trace.target_ids.copy()
+    ids[:, 2] = ids[:, 1]
+    ids[50, 0] = 3
+    columns = {**trace.columns(), "target_ids": ids}
+    save(type(trace)(header=trace.header, **columns), file)
+    result = run("validate", file)
+    assert result.exit_code == 1
+    assert "layer 2 is a copy of layer 1" in result.stdout and "[3, 3, 3]" in result.stdout
+    result = run("validate", file, "--json")
+    assert result.exit_code == 1
+    assert [p["column"] for p in json.loads(result.stdout)["problems"]] == ["target_ids"] * 2
+
+
+def test_import_writes_a_trace(tmp_path: Path) -> None:
+    ids = toy_trace().target_ids
+    np.save(tmp_path / "log.npy", ids)
+    out = tmp_path / "out.safetensors"
+    run("import", "routed-experts", tmp_path / "log.npy", "--out", out, "--experts", 16)
+    trace = load(out, full=True)
+    assert np.array_equal(trace.target_ids, ids)
+    assert trace.header.name == "log" and "import routed-experts" in trace.header.created_by
+    assert "2 --dataset" in refusal(
+        "import", "jsonl", tmp_path / "log.npy", "--out", out, "--unclean"
+    )
+
+
+def test_import_of_a_folder(shared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    folder = shared / "traces" / "gpt-oss-20b"
+    run(
+        "import",
+        "npz",
+        folder,
+        "--out",
+        out,
+        "--experts",
+        32,
+        "--dataset",
+        "mmlu_dev",
+        "--limit",
+        3,
+    )
+    assert load(out, full=True).num_sequences == 3
+
+
+def test_refusals_are_one_line(file: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(file.read_bytes()[:-100])
+    out = tmp_path / "out.safetensors"
+    assert refusal("info", cut).startswith("1 ") and "truncated" in refusal("info", cut)
+    assert refusal("validate", tmp_path / "none.safetensors").startswith("2 no trace at")
+    assert refusal("info", "no-such-name").startswith("2 no file and no bundled trace")
+    assert "top-9 of 8" in refusal(
+        "synth", file, "--out", out, "--layers", 2, "--experts", 8, "--top-k", 9
+    )
+    assert "2 cannot write" in refusal("info", file, "--plots", file / "inside")
+    assert not out.exists()
+
+
+def test_list_names_bundled_traces() -> None:
+    from specter_traces import bundled_names
+
+    names = [entry["name"] for entry in json.loads(run("list", "--json").stdout)]
+    assert names == bundled_names()
+    assert all(name in run("list").stdout for name in names)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import specter_sim.cli.trace; "
+        "print(sorted({'numpy', 'matplotlib', 'scipy', 'safetensors'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -121,6 +121,8 @@ class ExpertsConfig(Section):
     group_size: int = Field(64, ge=1)
     shared_draft: bool = Field(True, description="the draft uses the target's dense weights")
     grouped: bool = Field(True, description="one launch for all resident experts")
+    grouped_draft: bool = Field(True, description="one launch for a draft layer's experts")
+    captured_draft: bool = Field(True, description="draft steps run as one captured graph")
 
 
 class PolicyConfig(Section):

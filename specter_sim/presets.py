@@ -89,6 +89,7 @@ _PRESETS = (
             "experts.draft_bits": 4,
             "experts.group_size": 128,
             "experts.grouped": False,
+            "experts.captured_draft": False,
             "policy.eviction": "lru",
             "policy.prefetch": "paper",
             "policy.depth": "fixed",
@@ -99,10 +100,10 @@ _PRESETS = (
     ),
     Preset(
         "specter",
-        "coded experts on a 4-bit base, continuous prefetch, predicted next use, governed depth",
+        "coded experts on a 3-bit base, continuous prefetch, predicted next use, governed depth",
         {
             "experts.form": "coded-base",
-            "experts.draft_bits": 4,
+            "experts.draft_bits": 3,
             "policy.eviction": "predicted",
             "policy.prefetch": "continuous",
             "policy.depth": "governor",

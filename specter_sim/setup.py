@@ -183,7 +183,14 @@ def resolve(config: RunConfig) -> Setup:
     slots = slot_counts(config, shape, plan)
     check_slots(config, shape, plan)
     costs = build_costs(
-        shape, machine, form, bits, config.experts.grouped, config.experts.group_size
+        shape,
+        machine,
+        form,
+        bits,
+        config.experts.grouped,
+        config.experts.group_size,
+        grouped_draft=config.experts.grouped_draft,
+        captured_draft=config.experts.captured_draft,
     )
     popularity = popularity_by_layer(others if others is not None else trace)
     hot = hot_set(prefetch, eviction, params["eviction"], popularity, shape, slots)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,8 +91,7 @@ def test_validate_reports_every_problem(file: Path) -> None:
     ids = trace.target_ids.copy()
     ids[:, 2] = ids[:, 1]
     ids[50, 0] = 3
-    columns = {**trace.columns(), "target_ids": ids}
-    save(type(trace)(header=trace.header, **columns), file)
+    save(replace(trace, target_ids=ids), file)
     result = run("validate", file)
     assert result.exit_code == 1
     assert "layer 2 is a copy of layer 1" in result.stdout and "[3, 3, 3]" in result.stdout

@@ -38,7 +38,8 @@ def check(trace: Trace, toy: Trace) -> None:
 
 
 def write_folder(folder: Path, toy: Trace, **changes: Any) -> Path:
-    arrays, lines = {}, []
+    arrays: dict[str, Any] = {}
+    lines = []
     for key, part in enumerate(toy):
         arrays[f"experts_{key}"] = part.target_ids
         arrays[f"probs_{key}"] = part.target_weights
@@ -129,7 +130,9 @@ def test_gpt_oss_clean_subset(shared: Path) -> None:
 def test_npy_and_npz_arrays(tmp_path: Path, toy: Trace) -> None:
     np.save(tmp_path / "one.npy", toy.target_ids.astype(np.int32))
     check(import_routed_experts(tmp_path / "one.npy", ORIGIN), toy)
-    parts = {f"request{i}": part.target_ids.astype(np.int64) for i, part in enumerate(toy)}
+    parts: dict[str, Any] = {
+        f"request{i}": part.target_ids.astype(np.int64) for i, part in enumerate(toy)
+    }
     np.savez(tmp_path / "two.npz", **parts)
     trace = import_routed_experts(tmp_path / "two.npz", ORIGIN)
     check(trace, toy)
@@ -169,7 +172,7 @@ def test_prompt_lengths_are_kept_and_missing_prefixes_refused(tmp_path: Path, to
     path.write_text(json.dumps(document))
     trace = import_routed_experts(path, ORIGIN)
     assert trace.prompt_lengths.tolist() == [30] and trace.header.sequences[0].name == "r7"
-    document["meta_info"]["prompt_tokens"] = 94  # type: ignore[index]
+    document["meta_info"]["prompt_tokens"] = 94
     path.write_text(json.dumps(document))
     with pytest.raises(SpecterError, match="65 rows for 129 input tokens; it starts in the middle"):
         import_routed_experts(path, ORIGIN)
@@ -220,18 +223,15 @@ def test_unreadable_arrays_are_refused(tmp_path: Path, toy: Trace) -> None:
 def test_traps_are_refused(tmp_path: Path) -> None:
     toy = toy_trace(layers=8, lengths=(600,), paired=False)
     path = tmp_path / "a.npy"
-    for change, message in (
-        (lambda ids: ids.__setitem__(slice(0, 4), ids[0]), "constant rows at the start"),
-        (lambda ids: ids.__setitem__((slice(None), 5), ids[:, 1]), "layer 5 is a copy of layer 1"),
-        (
-            lambda ids: ids.__setitem__(
-                slice(None), ids.reshape(2, 300, 8, 3).swapaxes(0, 1).reshape(600, 8, 3)
-            ),
-            "interleaved by batch",
-        ),
-    ):
+    batch = toy.target_ids.reshape(2, 300, 8, 3).swapaxes(0, 1).reshape(600, 8, 3)
+    traps: list[tuple[Any, Any, str]] = [
+        (slice(0, 4), toy.target_ids[:1], "constant rows at the start"),
+        ((slice(None), 5), toy.target_ids[:, 1], "layer 5 is a copy of layer 1"),
+        (slice(None), batch, "interleaved by batch"),
+    ]
+    for where, rows, message in traps:
         ids = toy.target_ids.copy()
-        change(ids)
+        ids[where] = rows
         np.save(path, ids)
         with pytest.raises(SpecterError, match=message):
             import_routed_experts(path, ORIGIN)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def locality(trace: Trace, lag: int) -> float:
     return float((stats.adjacent_overlap(trace, lag).mean() - floor) / (trace.top_k - floor))
 
 
-def independent_positions(trace: Trace) -> np.ndarray:
+def independent_positions(trace: Trace) -> Any:
     """How many positions of uniform routing would need the mean union of each window.
 
     Comparable between shapes, unlike the union itself, which ends at E.

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from specter_sim.offload import schedule
 from specter_sim.offload.residency import access, arrived, reserve
 from specter_sim.policies.eviction import find_slot
-from specter_sim.policies.prefetch import NONE
 from specter_sim.policies.state import (
     DEMAND,
     NEXT_START,
@@ -43,7 +42,7 @@ def replay_batched(s: State, key: VictimKey, rows: Sequence[Sequence[Sequence[in
     """
     hits = misses = 0
     for position, row in enumerate(rows):
-        schedule.begin_window(s, NONE, [], position, 0, position + 1)
+        schedule.begin_window(s, position, 0, position + 1)
         for layer, experts in enumerate(row):
             base = layer * s.experts
             for expert in experts:
@@ -56,12 +55,12 @@ def replay_batched(s: State, key: VictimKey, rows: Sequence[Sequence[Sequence[in
 
 def demand_and_run(s: State, key: VictimKey, layer: int, experts: Sequence[int]) -> None:
     """One layer with loads that arrive at once; experts release their slots as they run."""
-    schedule.demand(s, NONE, [], layer, experts, ())
+    schedule.demand(s, layer, experts, ())
     waiting = [layer * s.experts + expert for expert in experts]
     while waiting:
         load = schedule.next_load(s, key)
         while load[0] >= 0:
-            schedule.copied(s, NONE, [], load[0], load[2], 0.0)
+            schedule.copied(s, load[0], load[2])
             load = schedule.next_load(s, key)
         ready = [index for index in waiting if s.residency[index] == RESIDENT]
         for index in ready:

@@ -14,7 +14,7 @@ from specter_sim.offload import schedule
 from specter_sim.offload.journal import Journal
 from specter_sim.policies.depth import DepthRule
 from specter_sim.policies.prefetch import PrefetchRule
-from specter_sim.policies.state import LOADING, RESIDENT, State, VictimKey
+from specter_sim.policies.state import LOADING, PREFETCHING, RESIDENT, State, VictimKey
 from specter_sim.types import Copied, DraftStep, Load, LoadKind, WindowOutcome
 
 _KINDS = (LoadKind.DEMAND, LoadKind.PREFETCH)
@@ -63,19 +63,14 @@ class Offloader:
 
     def drafted(self, step: DraftStep) -> None:
         """A draft forward ended."""
-        schedule.drafted(
-            self.state,
-            self._prefetch,
-            self._prefetch_memory,
-            step.step,
-            step.routes,
-            step.seconds,
-        )
+        schedule.drafted(self.state, step.routes)
+        self._prefetch.drafted(self.state, self._prefetch_memory, step.step, step.seconds)
         self._note("drafted", (step,), None)
 
     def demand(self, layer: int, experts: Sequence[int], hints: Sequence[int] = ()) -> None:
         """Hold the experts (ids in the layer) that a layer needs; absent ones will be loaded."""
-        schedule.demand(self.state, self._prefetch, self._prefetch_memory, layer, experts, hints)
+        schedule.demand(self.state, layer, experts, hints)
+        self._prefetch.routed(self.state, self._prefetch_memory)
         self._note("demand", (layer, tuple(experts), tuple(hints)), None)
 
     def release(self, index: int) -> None:
@@ -92,19 +87,13 @@ class Offloader:
 
     def copied(self, copied: Copied) -> None:
         """A load arrived."""
-        schedule.copied(
-            self.state,
-            self._prefetch,
-            self._prefetch_memory,
-            copied.load.expert,
-            copied.load.kind,
-            copied.seconds,
-        )
+        schedule.copied(self.state, copied.load.expert, copied.load.kind)
+        self._prefetch.copied(self.state, self._prefetch_memory, copied.seconds)
         self._note("copied", (copied,), None)
 
     def must_join(self) -> bool:
         """Whether verification has to wait for prefetches still under way."""
-        join = schedule.must_join(self.state, self._prefetch)
+        join = self._prefetch.joins and self.state.counters[PREFETCHING] > 0
         self._note("must_join", (), join)
         return join
 
@@ -136,9 +125,8 @@ class Offloader:
         return self.state.residency[index] == LOADING
 
     def _begin(self, position: int, depth: int, end: int) -> None:
-        schedule.begin_window(
-            self.state, self._prefetch, self._prefetch_memory, position, depth, end
-        )
+        schedule.begin_window(self.state, position, depth, end)
+        self._prefetch.began(self.state, self._prefetch_memory)
 
     def _note(self, call: str, args: tuple[object, ...], answer: object) -> None:
         if self.journal is not None:

@@ -1,7 +1,8 @@
 """The schedule: every transition of an offloader as a function over the flat state.
 
 Who drives them does not matter here: the SimPy world, the runtime and a compiled engine call the
-same functions in the same order and get the same loads. No clock, no I/O.
+same functions in the same order, each followed by the prefetch rule's function of that moment,
+and get the same loads. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from specter_sim.offload.residency import access, arrived, reserve, vacate
 from specter_sim.policies.eviction import find_slot, free_slot
 from specter_sim.policies.plan import clear_plan
-from specter_sim.policies.prefetch import Memory, PrefetchRule
 from specter_sim.policies.state import (
     ABSENT,
     DEMAND,
@@ -46,9 +46,7 @@ from specter_sim.policies.state import (
 NO_LOAD = (-1, -1, DEMAND, -1)
 
 
-def begin_window(
-    s: State, rule: PrefetchRule, m: Memory, position: int, depth: int, next_start: int
-) -> None:
+def begin_window(s: State, position: int, depth: int, next_start: int) -> None:
     """A window starts at ``position`` and will draft ``depth`` tokens.
 
     ``next_start`` is where the window after it begins, as far as anybody knows: only rules that
@@ -59,7 +57,6 @@ def begin_window(
     c[POSITION], c[DEPTH], c[LAYER], c[HINTED] = position, depth, -1, 0
     c[NEXT_START] = next_start
     clear_plan(s)
-    rule.began(s, m)
 
 
 def window_end(s: State, position: int, depth: int) -> int:
@@ -68,9 +65,7 @@ def window_end(s: State, position: int, depth: int) -> int:
     return position + min(depth, accepted) + 1
 
 
-def drafted(
-    s: State, rule: PrefetchRule, m: Memory, step: int, routes: Sequence[int], seconds: float
-) -> None:
+def drafted(s: State, routes: Sequence[int]) -> None:
     """A draft forward ended and routed to these experts."""
     c = s.counters
     for index in routes:
@@ -78,17 +73,9 @@ def drafted(
             s.touched[c[TOUCHED]] = index
             c[TOUCHED] += 1
         s.predicted[index] += 1
-    rule.drafted(s, m, step, seconds)
 
 
-def demand(
-    s: State,
-    rule: PrefetchRule,
-    m: Memory,
-    layer: int,
-    experts: Sequence[int],
-    hints: Sequence[int],
-) -> None:
+def demand(s: State, layer: int, experts: Sequence[int], hints: Sequence[int]) -> None:
     """Hold the experts a layer needs and queue loads for the absent ones.
 
     Args:
@@ -103,7 +90,6 @@ def demand(
     c[HINTED] = len(hints)
     for place in range(len(hints)):
         s.hints[place] = hints[place]
-    rule.routed(s, m)
 
 
 def demand_one(s: State, index: int) -> None:
@@ -201,17 +187,11 @@ def issue_prefetch(s: State, slot: int, index: int) -> tuple[int, int, int, int]
     return (index, slot, PREFETCH, victim)
 
 
-def copied(s: State, rule: PrefetchRule, m: Memory, index: int, kind: int, seconds: float) -> None:
-    """A load finished after ``seconds`` on the link."""
+def copied(s: State, index: int, kind: int) -> None:
+    """A load finished."""
     arrived(s, index)
     if kind == PREFETCH:
         s.counters[PREFETCHING] -= 1
-    rule.copied(s, m, seconds)
-
-
-def must_join(s: State, rule: PrefetchRule) -> bool:
-    """Whether verification still has to wait for prefetches of this window."""
-    return rule.joins and s.counters[PREFETCHING] > 0
 
 
 def end_window(s: State) -> None:
@@ -224,5 +204,5 @@ def end_window(s: State) -> None:
             s.fresh[index] = 0
     c[WASTED] = c[PREFETCH_LOADS] - c[USEFUL] - c[LATE]
     c[TOUCHED] = 0
-    c[PLAN_HEAD] = c[PLAN_TAIL] = 0
+    clear_plan(s)
     c[LAYER] = s.layers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specter_sim.policies.state import (
     ABSENT,
+    MEMBERS,
     PLAN_HEAD,
     PLAN_TAIL,
     TICK,
@@ -14,9 +15,9 @@ from specter_sim.policies.state import (
 def clear_plan(s: State) -> None:
     """Forget the plan; loads that have not started cost nothing to drop."""
     c = s.counters
-    for index in range(s.layers * s.experts):
-        s.planned[index] = 0
-    c[PLAN_HEAD] = c[PLAN_TAIL] = 0
+    for place in range(c[MEMBERS]):
+        s.planned[s.members[place]] = 0
+    c[MEMBERS] = c[PLAN_HEAD] = c[PLAN_TAIL] = 0
 
 
 def add_to_plan(s: State, index: int) -> None:
@@ -25,6 +26,8 @@ def add_to_plan(s: State, index: int) -> None:
     if s.planned[index]:
         return
     s.planned[index] = 1
+    s.members[c[MEMBERS]] = index
+    c[MEMBERS] += 1
     if s.residency[index] == ABSENT:
         s.plan_queue[c[PLAN_TAIL]] = index
         c[PLAN_TAIL] += 1

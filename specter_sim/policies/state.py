@@ -30,6 +30,7 @@ DEMAND, PREFETCH = 0, 1
     DEMAND_TAIL,
     PLAN_HEAD,
     PLAN_TAIL,
+    MEMBERS,  # entries of ``members``
     HINTED,  # entries of ``hints``
     TOUCHED,  # entries of ``touched``
     PREFETCHING,  # prefetches on the link
@@ -43,7 +44,7 @@ DEMAND, PREFETCH = 0, 1
     LATE,
     WASTED,
     NUM_COUNTERS,
-) = range(23)
+) = range(24)
 
 # Fixed parameters of the rules, in ``knobs``.
 DECAY, FORGET, SEED, NUM_KNOBS = range(4)
@@ -81,6 +82,7 @@ class State(NamedTuple):
     slot_begin: Ints  # [groups+2] slots of a group are slot_begin[g] .. slot_begin[g+1]
     demand_queue: Ints  # [L*E]
     plan_queue: Ints  # [L*E]
+    members: Ints  # [L*E] experts in the plan, resident or not
     hints: Ints  # [E] experts a gate expects in the next layer
     touched: Ints  # [L*E] experts with predicted > 0
 
@@ -152,6 +154,7 @@ def new_state(
         slot_begin=begin,
         demand_queue=[0] * total,
         plan_queue=[0] * total,
+        members=[0] * total,
         hints=[0] * experts,
         touched=[0] * total,
     )

@@ -205,14 +205,13 @@ def test_positions_carry_the_token_they_read_and_its_successor() -> None:
 
 
 def test_layers_of_different_expert_shapes_are_captured() -> None:
-    model = make(TOYS["mixtral"])
+    model: Any = make(TOYS["mixtral"])
     config = type(model.config)(**{**model.config.to_dict(), "intermediate_size": 80})
-    wider = type(install(model)[1].experts)(config)
+    wider: Any = type(install(model)[1].experts)(config)
     wider.config = model.config
     for weight in wider.parameters():
         nn.init.normal_(weight, std=0.2)
-    block: Any = install(model)[1].block
-    block.experts = wider
+    model.model.layers[1].mlp.experts = wider
     trace = follow(checkpoint_of(model), "int8")
     assert statistics.fidelity(trace).recall.mean() >= 0.97
 
@@ -274,21 +273,27 @@ def test_a_loop_is_measured() -> None:
     assert repetition[0] > 0.9 and repetition[1] == 0
 
 
-def test_texts_that_cannot_be_recorded_are_refused_before_any_work() -> None:
-    for passage, changes, message in (
-        (Passage("long", "toy", "", (1,) * 120), {}, "context of toy is 128.*--new-tokens"),
-        (Passage("alien", "toy", "", (1, VOCABULARY)), {}, "outside the vocabulary"),
-        (Passage("words", "toy", "hello"), {}, "no tokenizer.json"),
+@pytest.mark.parametrize(
+    ("passage", "decoding", "message"),
+    [
+        (Passage("long", "", "", (1,) * 120), Decoding.SAMPLED, r"120 \+ 20 .* --new-tokens"),
         (
-            Passage("short", "toy", "", (1, 2, 3)),
-            {"decoding": Decoding.TEXT},
-            "3 tokens, all of them prompt",
+            Passage("long", "", "", (1,) * 129),
+            Decoding.TEXT,
+            "context of toy is 128.* --max-tokens",
         ),
-    ):
-        settings = CaptureSettings(**{"draft": parse("none"), "new_tokens": 20, **changes})
-        recorder = Recorder(toy_checkpoint("mixtral"), settings)
-        with pytest.raises(UsageError, match=message):
-            next(recorder.sequences([TEXTS[0], passage]))
+        (Passage("alien", "", "", (1, VOCABULARY)), Decoding.SAMPLED, "outside the vocabulary"),
+        (Passage("words", "", "hello"), Decoding.SAMPLED, r"no tokenizer\.json"),
+        (Passage("short", "", "", (1, 2, 3)), Decoding.TEXT, "3 tokens, all of them prompt"),
+    ],
+)
+def test_a_bad_text_is_refused_before_any_work(
+    passage: Passage, decoding: Decoding, message: str
+) -> None:
+    settings = CaptureSettings(parse("none"), decoding, new_tokens=20)
+    recorder = Recorder(toy_checkpoint("mixtral"), settings)
+    with pytest.raises(UsageError, match=message):
+        next(recorder.sequences([TEXTS[0], passage]))
 
 
 def test_a_dense_model_is_refused(tmp_path: Path) -> None:

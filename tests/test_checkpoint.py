@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy_checkpoints import TOYS, write
+from torch import Tensor
+from toy_checkpoints import TOYS, Toy, write
 
 from specter_runtime.checkpoint import bundled_models, find_folder, open_checkpoint
 from specter_traces import SpecterError, UsageError
+
+FP4 = torch.tensor([s * m for s in (1, -1) for m in (0, 0.5, 1, 1.5, 2, 3, 4, 6)])
 
 
 @pytest.fixture
@@ -31,6 +34,27 @@ def edit_weights(folder: Path, remove: str = "", add: str = "") -> None:
     if add:
         weights[add] = torch.ones(1)
     save_file(weights, path, metadata={"format": "pt"})
+
+
+def write_mxfp4(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    """A gpt-oss toy with packed experts, and the weights that the packing stands for."""
+    toy = TOYS["gpt-oss"]
+    write(Toy("gpt_oss", 3, 8, 2, settings={**toy.settings, "intermediate_size": 64}), folder)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    expected: dict[str, Tensor] = {}
+    for name in [name for name in weights if name.endswith("_proj") and "experts" in name]:
+        experts, inputs, outputs = weights.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(122, 125, shape, generator=generator, dtype=torch.uint8)
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        nibbles = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
+        values = FP4[nibbles] * 2.0 ** (scales.float() - 127).unsqueeze(-1)
+        expected[name] = values.flatten(-2).transpose(1, 2)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_config(folder, dtype="bfloat16", quantization_config={"quant_method": "mxfp4"})
+    return folder, expected
 
 
 def test_a_checkpoint_says_what_it_is(folder: Path) -> None:
@@ -75,6 +99,16 @@ def test_quantized_checkpoints_are_refused_by_name(folder: Path, method: str) ->
     edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
     with pytest.raises(UsageError, match=rf"is quantized \({method.upper()}\)"):
         open_checkpoint(str(folder))
+
+
+def test_mxfp4_experts_are_unpacked_exactly(tmp_path: Path) -> None:
+    folder, expected = write_mxfp4(tmp_path)
+    checkpoint = open_checkpoint(str(folder))
+    assert checkpoint.precision == "mxfp4 weights, bfloat16 arithmetic"
+    loaded = dict(checkpoint.model.named_parameters())
+    assert len(expected) == 6
+    for name, weight in expected.items():
+        assert torch.equal(loaded[name].float(), weight)
 
 
 def test_gguf_is_refused_by_name(tmp_path: Path) -> None:

@@ -136,7 +136,9 @@ def make(toy: Toy, seed: int = 0) -> PreTrainedModel:
     config = AutoConfig.for_model(toy.model_type, **{**_COMMON, **toy.settings})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32
+        )
         with torch.no_grad():
             for name, value in [*model.named_parameters(), *model.named_buffers()]:
                 if name.endswith("bias"):

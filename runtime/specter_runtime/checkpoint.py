@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.quantization_config import Mxfp4Config
 
 from specter_traces import SpecterError, UsageError
 
@@ -88,10 +89,10 @@ def open_checkpoint(model: str, dtype: str = "auto") -> Checkpoint:
         raise UsageError(f"unknown number type {dtype!r}: choose one of {', '.join(DTYPES)}")
     folder = find_folder(model)
     config = _read_config(folder)
-    _refuse_quantized(folder, config)
+    packed = _is_mxfp4(folder, config)
     _require_weights(folder)
-    network = _load(folder, DTYPES[dtype])
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "")
+    network = _load(folder, DTYPES[dtype], packed)
+    stored = "mxfp4" if packed else str(config.get("dtype") or config.get("torch_dtype") or "")
     return Checkpoint(
         name=folder.name,
         model=network,
@@ -137,17 +138,19 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
+def _is_mxfp4(folder: Path, config: dict[str, Any]) -> bool:
+    """True for MXFP4 experts, whose values BF16 holds exactly; other packed formats are refused."""
     quantization = config.get("quantization_config") or {}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if quantization:
+    if quantization and method != "mxfp4":
         raise _foreign(folder, str(method or "an unnamed format").upper())
+    return bool(quantization)
 
 
 def _foreign(path: Path, method: str) -> UsageError:
     return UsageError(
-        f"{path} is quantized ({method}): the target must be the unquantized checkpoint "
-        "(BF16, FP16 or FP32 safetensors); the draft is quantized here"
+        f"{path} is quantized ({method}): the target must be the original checkpoint "
+        "(BF16, FP16, FP32 or MXFP4 safetensors); the draft is quantized here"
     )
 
 
@@ -172,7 +175,7 @@ def _require_weights(folder: Path) -> None:
         raise UsageError(f"{folder} holds no weights: no .safetensors file is there")
 
 
-def _load(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+def _load(folder: Path, dtype: torch.dtype | None, packed: bool) -> PreTrainedModel:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: PreTrainedModel
@@ -185,6 +188,7 @@ def _load(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            **({"quantization_config": Mxfp4Config(dequantize=True)} if packed else {}),
         )  # type: ignore[misc]
     except _FAILURES as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -184,8 +184,16 @@ def _check_output(out: Path) -> None:
     folder = out.resolve().parent
     while not folder.exists():
         folder = folder.parent
-    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"cannot write {out}: choose a folder that can be written")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"cannot write {out}: {reason}; choose a folder that can be written"
+        ) from None
+    if out.is_dir():
+        raise UsageError(f"cannot write {out}: it is a folder; give a file name")
 
 
 def _report(trace: Trace, out: Path, as_json: bool) -> None:

@@ -93,8 +93,8 @@ class Setup:
         """Whether layers are streamed whole, needed or not."""
         return self.prefetch.name == "stream"
 
-    def new_state(self) -> State:
-        """A fresh device with the configured initial residents."""
+    def new_state(self, position: int = 0) -> State:
+        """A fresh device with the configured initial residents; what follows is at ``position``."""
         params = {**self.params["prefetch"], **self.params["eviction"]}
         future = self.eviction.needs | self.prefetch.needs
         know = "future" in future
@@ -108,12 +108,16 @@ class Setup:
             forget=bool(params.get("forget", False)),
             seed=int(params.get("seed", self.config.trace.seed)),
             hot=self.hot.tolist(),
-            future=future_uses(self.trace) if self.eviction.name == "belady" else None,
+            future=self._future() if self.eviction.name == "belady" else None,
+            position=position,
             routes_ahead=flat_routes(self.trace) if self.prefetch.name == "oracle" else (),
             accepted_run=self._accepted_run() if know else (),
         )
         self._fill(state)
         return state
+
+    def _future(self) -> tuple[list[int], list[int]]:
+        return future_uses(self.trace, self.requests)
 
     def _accepted_run(self) -> list[int]:
         from specter_sim.sim.traced_model import accepted_runs
@@ -488,10 +492,14 @@ def accepted_of(config: RunConfig, trace: Trace) -> NDArray[np.bool_]:
     return np.asarray(draws < trace.accept_prob.astype(np.float64))
 
 
-def future_uses(trace: Trace) -> tuple[list[int], list[int]]:
-    """When every expert is used: slices by flat index, and ascending positions."""
-    flat = flat_index_array(trace)
-    positions = np.repeat(np.arange(len(flat)), flat.shape[1])
+def future_uses(trace: Trace, requests: Sequence[Request]) -> tuple[list[int], list[int]]:
+    """When every expert is used: slices by flat index, and ascending positions.
+
+    Only positions that are served count; a use that never comes would hold its expert for ever.
+    """
+    served = np.concatenate([np.arange(request.begin, request.last) for request in requests])
+    flat = flat_index_array(trace)[served]
+    positions = np.repeat(served, flat.shape[1])
     order = np.argsort(flat.ravel(), kind="stable")
     total = trace.num_layers * trace.num_experts
     counts = np.bincount(flat.ravel(), minlength=total)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from toy_traces import best, falling_weights
 
 from specter_sim.config import build, nest
 from specter_sim.hardware.costs import Costs, Roofline
@@ -23,7 +24,6 @@ from specter_sim.setup import Setup, resolve
 from specter_sim.sim import Run, World
 from specter_sim.types import Copied, Load
 from specter_traces import Decoding, DraftInfo, Header, SequenceInfo, Trace, save
-from toy_traces import best, falling_weights
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="specter-routes-")
 
@@ -258,9 +258,7 @@ def offloader_of(
         "oracle": (1.0, 1.0, 0.0),
     }
     given = defaults.get(prefetch, ()) if memory is None else memory
-    rules = Rules(
-        EVICTION[eviction].rule, PREFETCH[prefetch].rule, FIXED, given, (float(depth),)
-    )
+    rules = Rules(EVICTION[eviction].rule, PREFETCH[prefetch].rule, FIXED, given, (float(depth),))
     return Offloader(state, rules, journal)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from routes import drain, finish, make_resident, offloader_of
+
 from specter_sim.offload.journal import Journal
 from specter_sim.offload.offloader import Offloader
 from specter_sim.policies.state import (

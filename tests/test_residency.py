@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from routes import EVICTIONS, offloader_of
+
 from specter_sim.policies import PREFETCH
 from specter_sim.policies.state import ABSENT, LOADING, RESIDENT, WINDOW, new_state
 from specter_sim.types import Copied, DraftStep, Load, LoadKind, WindowOutcome

@@ -105,6 +105,7 @@ def new_state(
     future: tuple[Sequence[int], Sequence[int]] | None = None,
     routes_ahead: Sequence[int] = (),
     accepted_run: Sequence[int] = (),
+    position: int = 0,
 ) -> State:
     """An empty device: nothing resident, nothing planned.
 
@@ -118,6 +119,7 @@ def new_state(
         future: (begin [L*E+1], positions): when each expert is used.
         routes_ahead: [positions*L*K] flat indices of the target's routes.
         accepted_run: [positions] how many proposals in a row are accepted from there.
+        position: where the text to be decoded begins; earlier uses are past.
     """
     total, groups = layers * experts, len(slots)
     begin = [0]
@@ -159,7 +161,7 @@ def new_state(
         touched=[0] * total,
     )
     for index in range(total):
-        seek_future(state, index, 0)
+        seek_future(state, index, position)
     return state
 
 

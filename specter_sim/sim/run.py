@@ -60,14 +60,14 @@ class World:
         )
         self._timeline = timeline
         self._journals: list[Journal] | None = [] if journal else None
-        self.offloader = self._new_offloader()
+        self.offloader = self._new_offloader(setup.requests[0].begin)
 
     def serve(self) -> Run:
         """Serve every request to its end."""
         served = []
         for number, request in enumerate(self.setup.requests):
             if number > 0:
-                self._between_requests()
+                self._between_requests(request)
             served.append(self._serve(request))
         result = summarize(self.setup, served, self.device.now(), self.link.busy_s)
         journals = tuple(self._journals or ())
@@ -98,10 +98,10 @@ class World:
             resident,
         )
 
-    def _between_requests(self) -> None:
+    def _between_requests(self, request: Request) -> None:
         if self.setup.config.trace.between == "cold":
             self._drain()
-            self.offloader = self._new_offloader()
+            self.offloader = self._new_offloader(request.begin)
         else:
             self.offloader.begin_request()
 
@@ -116,12 +116,12 @@ class World:
         residency = self.offloader.state.residency
         return [index for index, where in enumerate(residency) if where != ABSENT]
 
-    def _new_offloader(self) -> Offloader:
+    def _new_offloader(self, position: int = 0) -> Offloader:
         journal = None
         if self._journals is not None:
             journal = Journal()
             self._journals.append(journal)
-        return Offloader(self.setup.new_state(), self.setup.rules, journal)
+        return Offloader(self.setup.new_state(position), self.setup.rules, journal)
 
     def _link(self, timeline: list[Span] | None) -> LinkProcess:
         setup, host = self.setup, self.setup.machine.host

@@ -169,7 +169,13 @@ def test_conditions_name_model_trace_machine_link_and_date() -> None:
 def test_a_bound_is_never_the_best() -> None:
     rows = [made_row(eviction="belady", tpot_s=1e-9), made_row(tpot_s=None), made_row()]
     assert best_by(rows) is rows[2]
+    assert pareto(rows[:1]) == []
     assert best_by(rows[:2]) is None
+
+
+def test_what_does_not_fit_is_never_the_best() -> None:
+    rows = [made_row(tpot_s=1e-9, gpu_memory_bytes=1000), made_row(gpu_memory_bytes=10**12)]
+    assert best_by(rows) is rows[1]
 
 
 # Verdict

@@ -116,7 +116,11 @@ def _explained(error: Exception) -> int:
         return _failed(str(error), error.exit_code)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         # click's exceptions, whichever package they live in: typer has moved them.
-        return _failed(error.format_message() or "nothing to do: see --help", error.exit_code)
+        message = error.format_message() or "nothing to do: see --help"
+        if message.startswith("Usage:"):  # no arguments at all: the message is the help text
+            print(message, file=sys.stderr)
+            return int(error.exit_code)
+        return _failed(message, error.exit_code)
     told = f"unexpected {type(error).__name__}: {error}".splitlines()[0]
     return _failed(f"{told} (set {TRACEBACK_VARIABLE}=1 for the traceback)", 1)
 

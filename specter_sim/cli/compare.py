@@ -24,7 +24,7 @@ from specter_sim.cli.options import (
     today,
 )
 from specter_sim.cli.sweep import progress_bar
-from specter_sim.config import Table, build, content_hash
+from specter_sim.config import Table, build, content_hash, parse_value
 from specter_sim.names import suggestion
 from specter_sim.presets import PRESETS
 from specter_sim.report.rows import Row, conditions, value_text
@@ -100,7 +100,7 @@ def _limits(base: list[Table], budget: str | None, slots: str | None) -> tuple[i
         found = resolve(build(*base, yardstick, limit))
         memory_bytes = build(*base, limit).memory.budget or found.machine.gpu.memory_bytes
     else:
-        limit = {"memory": {"slots": int(slots)}} if slots is not None else {}
+        limit = {"memory": {"slots": parse_value(slots)}} if slots is not None else {}
         found = resolve(build(*base, yardstick, limit))
         memory_bytes = found.plan.total_bytes
     return memory_bytes, max(1, found.plan.slots // found.shape.moe_layers)

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from specter_sim.config import RunConfig, Table, build, load_table, nest, parse_settings
+from specter_sim.config import (
+    RunConfig,
+    Table,
+    build,
+    load_table,
+    nest,
+    parse_settings,
+    parse_value,
+)
 from specter_traces.errors import UsageError
 
 ConfigArgument = Annotated[
@@ -61,13 +69,9 @@ def layers(
     table = load_table(path) if path else {}
     if "axes" in table:
         raise UsageError(f"{path} is a sweep file: use specter-sim sweep {path}")
-    given = {key: text for key, text in shortcuts.items() if text is not None}
+    given = {key: parse_value(text) for key, text in shortcuts.items() if text is not None}
     named: Table = {} if preset is None else {"preset": preset}
-    return [table, named, nest(_whole_numbers(given)), parse_settings(settings or [])]
-
-
-def _whole_numbers(texts: Mapping[str, str]) -> dict[str, Any]:
-    return {key: int(text) if text.isdecimal() else text for key, text in texts.items()}
+    return [table, named, nest(given), parse_settings(settings or [])]
 
 
 def today() -> str:

@@ -22,6 +22,7 @@ from specter_sim.report.rows import (
     SLOT_KEYS,
     Row,
     best_by,
+    fits,
     panel_keys,
     panels,
     policy_label,
@@ -37,6 +38,7 @@ from specter_traces.errors import SpecterError
 from specter_traces.files import write_atomic
 
 DEFAULT_SWEEP = "default_sweep.toml"
+BEST = "best.toml"
 MOST_PLACES = 6
 
 
@@ -77,7 +79,8 @@ def sweep(
     typer.echo(f"\n{speculation['text']}\n")
     for path in written:
         typer.echo(f"wrote {path}")
-    typer.echo(f"run the best one with: specter-sim run {folder / 'best.toml'}")
+    if folder / BEST in written:
+        typer.echo(f"run the best one with: specter-sim run {folder / BEST}")
 
 
 def _read(file: Path | None, settings: Sequence[str], axes: Sequence[str]) -> Sweep:
@@ -157,9 +160,9 @@ def _write(outcome: Outcome, folder: Path, plots: bool) -> list[Path]:
     about = {"date": today(), "version": __version__}
     written = write_tables(folder, outcome.records, about)
     best = best_by(_rows(outcome))
-    if best is not None:
+    if best is not None:  # else all are bounds, or need more memory than there is
         table = next(record["config"] for record in outcome.results if record["key"] == best["key"])
-        written.append(write_atomic(folder / "best.toml", to_toml(build(table))))
+        written.append(write_atomic(folder / BEST, to_toml(build(table))))
     if plots:
         from specter_sim.report.plots import draw_all
 
@@ -177,7 +180,11 @@ def _speculation(outcome: Outcome, tasks: Sequence[Task]) -> dict[str, Any]:
 
     best = best_by(_rows(outcome))
     if best is None:
-        return {"pays": None, "speedup": None, "text": "no verdict on speculation: no TPOT"}
+        return {
+            "pays": None,
+            "speedup": None,
+            "text": "no verdict on speculation: no configuration can be used",
+        }
     config = next(task.config for task in tasks if task.key == best["key"])
     verdict = speculation_of(config, best)
     return verdict | {"text": f"best configuration: {verdict['text']}"}
@@ -187,7 +194,8 @@ def _print(outcome: Outcome, top: int) -> None:
     from specter_sim.report.rows import conditions
     from specter_sim.report.tables import Cell, marks, results_table
 
-    rows = _rows(outcome)
+    every = _rows(outcome)
+    rows = [row for row in every if fits(row)] or every
     keys = varying(rows)
     places = panel_keys(rows)
     labels: dict[str, Cell] = {short_name(key): _told(key) for key in places}
@@ -198,6 +206,10 @@ def _print(outcome: Outcome, top: int) -> None:
     typer.echo(results_table(shown, labels))
     for mark in dict.fromkeys(mark for row in rows for mark in marks(row)):
         typer.echo(f"note: {mark}")
+    if len(rows) < len(every):
+        typer.echo(
+            f"note: {len(every) - len(rows)} need more memory than the device has: not shown"
+        )
     _print_counts(outcome)
 
 

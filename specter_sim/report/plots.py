@@ -19,8 +19,11 @@ from specter_sim.report.rows import (
     depth_label,
     panels,
     policy_label,
+    reads_future,
+    short_name,
     varying,
 )
+from specter_sim.units import format_bytes
 from specter_traces.files import write_atomic
 
 MOST_PANELS = 3
@@ -85,24 +88,26 @@ def tpot_against_slots(rows: Sequence[Row], date: str) -> Figure | None:
 
 
 def depth_slots_map(rows: Sequence[Row], date: str) -> Figure | None:
-    """Least TPOT over the remaining axes by lookahead depth and slots a layer."""
-    depths = sorted({depth_label(row) for row in rows}, key=_depth_order)
-    slots = sorted({float(row["slots_per_layer"]) for row in rows})
-    if len(depths) < 2 or len(slots) < 2:
+    """Least TPOT over the remaining axes by lookahead depth and slots a layer (or memory)."""
+    real = [row for row in rows if not reads_future(row)]
+    depths = sorted({depth_label(row) for row in real}, key=_depth_order)
+    axis_name, memory_of, memory_text = _memory_axis(rows)
+    memories = sorted({memory_of(row) for row in real})
+    if len(depths) < 2 or len(memories) < 2:
         return None
-    figure, axes, shown = _panels(rows, height=1.6 + 0.42 * len(depths))
+    figure, axes, shown = _panels(real, height=1.6 + 0.42 * len(depths))
     for axis, panel in zip(axes, shown, strict=True):
-        grid = np.full((len(depths), len(slots)), np.nan)
+        grid = np.full((len(depths), len(memories)), np.nan)
         for row in panel:
-            at = depths.index(depth_label(row)), slots.index(float(row["slots_per_layer"]))
+            at = depths.index(depth_label(row)), memories.index(memory_of(row))
             grid[at] = np.nanmin([grid[at], 1e3 * float(row["tpot_s"])])
         _draw_grid(axis, grid)
-        axis.set_xticks(range(len(slots)), [f"{at:g}" for at in slots])
+        axis.set_xticks(range(len(memories)), [memory_text(memory) for memory in memories])
         axis.set_yticks(range(len(depths)), depths)
-        axis.set_xlabel("slots a MoE layer")
+        axis.set_xlabel(axis_name)
     axes[0].set_ylabel("lookahead depth")
-    title = "TPOT (ms) by depth and slots, best policy of each cell; boxed: best depth of a column"
-    _finish(figure, axes, rows, title, date, legend=False)
+    title = "TPOT (ms), best policy of each cell; boxed: best depth of a column"
+    _finish(figure, axes, real, title, date, legend=False)
     return figure
 
 
@@ -110,24 +115,16 @@ def pareto_front(rows: Sequence[Row], date: str) -> Figure | None:
     """TPOT and device memory of every row, and the rows that none beats in both."""
     figure, axes, shown = _panels(rows)
     keys = varying(rows)
-    labels = _leading_labels(rows, keys)
-    for axis, panel in zip(axes, shown, strict=True):
+    fronts = [pareto(panel) for panel in shown]
+    on_fronts = (policy_label(row, keys) for front in fronts for row in front)
+    leading = [*on_fronts, *_leading_labels(rows, keys)]
+    labels = list(dict.fromkeys(leading))[:MOST_POLICIES]
+    size_bytes, unit = _memory_unit(rows)
+    for axis, panel, front in zip(axes, shown, fronts, strict=True):
         for row in panel:
-            label = policy_label(row, keys)
-            index = labels.index(label) if label in labels else None
-            axis.plot(
-                float(row["device_bytes"]) / 1e9,
-                1e3 * float(row["tpot_s"]),
-                marker="." if index is None else MARKERS[index % len(MARKERS)],
-                color="#BBBBBB" if index is None else COLOURS[index % len(COLOURS)],
-                label="other policies" if index is None else label,
-                linestyle="",
-                markersize=4,
-                alpha=0.75,
-            )
-        front = pareto(panel)
+            _draw_point(axis, row, policy_label(row, keys), labels, size_bytes)
         axis.plot(
-            [float(row["device_bytes"]) / 1e9 for row in front],
+            [float(row["device_bytes"]) / size_bytes for row in front],
             [1e3 * float(row["tpot_s"]) for row in front],
             drawstyle="steps-post",
             color="#444444",
@@ -135,36 +132,39 @@ def pareto_front(rows: Sequence[Row], date: str) -> Figure | None:
             label="Pareto front",
             zorder=0,
         )
-        axis.set_xlabel("device memory (GB)")
+        axis.set_xlabel(f"device memory ({unit})")
         _log_milliseconds(axis)
     axes[0].set_ylabel("TPOT (ms)")
-    _finish(figure, axes, rows, "TPOT and device memory; down and left is better", date)
+    title = "TPOT and device memory, all of it charged; down and left is better"
+    _finish(figure, axes, rows, title, date)
     return figure
 
 
 def where_time_goes(rows: Sequence[Row], date: str) -> Figure | None:
-    """Milliseconds a token by cause, for the best run of each policy at the best run's memory."""
+    """Milliseconds a token by cause, for the best run of each policy in the best run's memory."""
     keys = varying(rows)
     best = best_by(rows)
     if best is None:
         return None
+    most_bytes = float(best["device_bytes"])
     figure, axes, shown = _panels(rows, height=2.6, stacked=True)
     for axis, panel in zip(axes, shown, strict=True):
-        bars = _best_of_each(panel, keys, float(best["slots_per_layer"]))
+        bars = _best_of_each([row for row in panel if row["device_bytes"] <= most_bytes], keys)
         _draw_bars(axis, bars)
         names = [f"{policy_label(row, keys)}, depth {depth_label(row)}" for row in bars]
         axis.set_yticks(range(len(bars)), names, fontsize=7)
     axes[-1].set_xlabel("ms a token")
     axes[-1].set_xlim(0, 1.03 * max(axis.dataLim.xmax for axis in axes))
-    at = f"{float(best['slots_per_layer']):.3g}"
-    _finish(figure, axes, rows, f"Where the time goes, best depth, about {at} slots a layer", date)
+    title = f"Where the time goes, best run of each policy within {format_bytes(most_bytes)}"
+    _finish(figure, axes, rows, title, date)
     return figure
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:
-    """The rows that no other beats in both device memory and TPOT, by rising memory."""
+    """The rows that no other beats in both device memory and TPOT, by rising memory; no bounds."""
     front: list[Row] = []
-    for row in sorted(rows, key=lambda row: (float(row["device_bytes"]), float(row["tpot_s"]))):
+    real = (row for row in rows if not reads_future(row))
+    for row in sorted(real, key=lambda row: (float(row["device_bytes"]), float(row["tpot_s"]))):
         if not front or float(row["tpot_s"]) < float(front[-1]["tpot_s"]):
             front.append(row)
     return front
@@ -221,6 +221,35 @@ def _log_milliseconds(axis: Axes) -> None:
     axis.grid(True, which="major", linewidth=0.4, color="#DDDDDD")
 
 
+def _memory_axis(
+    rows: Sequence[Row],
+) -> tuple[str, Callable[[Row], float], Callable[[float], str]]:
+    """What the columns of a map are: slots, or the memory that was varied in their place."""
+    keys = varying(rows)
+    instead = [key for key in ("memory.budget", "machine.vram") if key in keys]
+    if instead and "memory.slots" not in keys:
+        return short_name(instead[0]), lambda row: float(row[instead[0]] or 0), format_bytes
+    return "slots a MoE layer", lambda row: float(row["slots_per_layer"]), "{:.3g}".format
+
+
+def _memory_unit(rows: Sequence[Row]) -> tuple[float, str]:
+    return (1e9, "GB") if max(float(row["device_bytes"]) for row in rows) >= 1e9 else (1e6, "MB")
+
+
+def _draw_point(axis: Axes, row: Row, label: str, labels: Sequence[str], size_bytes: float) -> None:
+    index = labels.index(label) if label in labels else None
+    axis.plot(
+        float(row["device_bytes"]) / size_bytes,
+        1e3 * float(row["tpot_s"]),
+        marker="." if index is None else MARKERS[index % len(MARKERS)],
+        color="#BBBBBB" if index is None else COLOURS[index % len(COLOURS)],
+        label="other policies" if index is None else label,
+        linestyle="",
+        markersize=4,
+        alpha=0.75,
+    )
+
+
 def _leading_labels(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
     """The policies with the least TPOT anywhere, best first."""
     least: dict[str, float] = {}
@@ -265,20 +294,12 @@ def _draw_grid(axis: Axes, grid: "np.ndarray[Any, np.dtype[np.float64]]") -> Non
         )
 
 
-def _best_of_each(rows: Sequence[Row], keys: Sequence[str], slots: float) -> list[Row]:
-    """The best row of each policy among its rows nearest to so many slots, slowest first."""
-    by_label: dict[str, list[Row]] = {}
-    for row in rows:
-        by_label.setdefault(policy_label(row, keys), []).append(row)
-    chosen = []
-    for group in by_label.values():
-        nearest = min(abs(float(row["slots_per_layer"]) - slots) for row in group)
-        near = [row for row in group if abs(float(row["slots_per_layer"]) - slots) == nearest]
-        found = best_by(near)
-        if found is not None:
-            chosen.append(found)
-    chosen.sort(key=lambda row: -float(row["tpot_s"]))
-    return chosen[-MOST_BARS:]
+def _best_of_each(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
+    """The fastest row of each policy, slowest first."""
+    best: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: float(row["tpot_s"])):
+        best.setdefault(policy_label(row, keys), row)
+    return list(best.values())[:MOST_BARS][::-1]
 
 
 def _draw_bars(axis: Axes, rows: Sequence[Row]) -> None:

@@ -12,7 +12,7 @@ from specter_sim.units import format_bytes, format_rate, format_time
 Row = dict[str, Any]
 
 DEPTH_KEYS = ("policy.depth", "policy.depth_params.depth")
-SLOT_KEYS = ("memory.slots", "memory.budget")
+SLOT_KEYS = ("memory.slots", "memory.budget", "machine.vram")
 POLICY_KEYS = ("preset", "policy.", "experts.")
 _CONFIG_KEYS = ("model", "trace.", "machine.", "memory.", *POLICY_KEYS)
 _FORMATS: dict[str, Callable[[float], str]] = {
@@ -36,8 +36,9 @@ def varying(rows: Sequence[Row]) -> list[str]:
 
 
 def panel_keys(rows: Sequence[Row]) -> list[str]:
-    """The varying keys that say where a run takes place: model, trace, machine."""
-    return [key for key in varying(rows) if key.startswith(("model", "trace.", "machine."))]
+    """The varying keys that say where a run takes place: model, trace, machine; not its memory."""
+    places = (key for key in varying(rows) if key.startswith(("model", "trace.", "machine.")))
+    return [key for key in places if key not in SLOT_KEYS]
 
 
 def panels(rows: Sequence[Row], most: int) -> list[tuple[str, list[Row]]]:
@@ -111,9 +112,16 @@ def reads_future(row: Row) -> bool:
     return any(rule is not None and "future" in rule.needs for rule in (eviction, prefetch))
 
 
+def fits(row: Row) -> bool:
+    """Whether what the row needs on the device is there."""
+    memory_bytes = row.get("gpu_memory_bytes")
+    return memory_bytes is None or float(row["device_bytes"]) <= float(memory_bytes)
+
+
 def best_by(rows: Iterable[Row], metric: str = "tpot_s") -> Row | None:
-    """The row with the least of a metric, among those that have it and are no bounds."""
-    known = [row for row in rows if row.get(metric) is not None and not reads_future(row)]
+    """The row with the least of a metric, among those that have it, fit, and are no bounds."""
+    possible = (row for row in rows if fits(row) and not reads_future(row))
+    known = [row for row in possible if row.get(metric) is not None]
     return min(known, key=lambda row: float(row[metric])) if known else None
 
 

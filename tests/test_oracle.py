@@ -57,7 +57,7 @@ def their_misses(make: Callable[..., Any], path: Path, slots: int) -> int:
     share, _ = make(slots, hashpower=8).process_trace(reader)  # the default table is 128 MiB
     misses = share * LOOKUPS
     assert abs(misses - round(misses)) < 1e-6
-    return int(round(misses))
+    return round(float(misses))
 
 
 def our_misses(policy: str, ids: list[int], slots: int) -> int:

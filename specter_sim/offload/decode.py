@@ -137,9 +137,15 @@ def verify_layer(
     grouped: bool,
     stalls: list[Stall],
 ) -> int:
-    """Run whatever is resident; stall only when nothing is. Returns the experts demanded."""
+    """Run whatever is resident; stall only when nothing is. Returns the experts demanded.
+
+    One by one, hits come before misses, each in id order, as in the paper's artifact: their slots
+    are the first to be given away.
+    """
     waiting = list(model.route(layer))
     demands, base = len(waiting), layer * model.experts
+    if not grouped:
+        waiting.sort(key=lambda e: not offloader.is_resident(base + e))
     offloader.demand(layer, waiting, model.hints(layer))
     pending = {e for e in waiting if offloader.is_loading(base + e)}
     pump(device, offloader)

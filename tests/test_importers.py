@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,23 @@ def test_npz_refusals(tmp_path: Path, toy: Trace, change: dict[str, Any], messag
         import_npz_folder(write_folder(tmp_path, toy, **change), ORIGIN)
 
 
+class Trap:
+    """Leaves a folder behind when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
 def test_npz_files_are_never_unpickled(tmp_path: Path, toy: Trace) -> None:
     folder = write_folder(tmp_path, toy)
-    np.savez(folder / "a.npz", experts_0=np.array([{}], object), experts_1=np.zeros(1))
+    trap = np.array([Trap(tmp_path / "sprung")], object)
+    np.savez(folder / "a.npz", experts_0=trap, experts_1=np.zeros(1))
     with pytest.raises(SpecterError, match="cannot be imported"):
         import_npz_folder(folder, ORIGIN)
+    assert not (tmp_path / "sprung").exists()
     (folder / "a.npz").write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(SpecterError, match=r"truncated or no \.npz"):
         import_npz_folder(folder, ORIGIN)

@@ -127,6 +127,7 @@ def test_a_sequence_is_a_view_and_a_selection_a_sealed_copy() -> None:
     chosen = trace.select([2, 1])
     assert chosen.sequence_offsets.tolist() == [0, 5, 25]
     assert same_columns(chosen.sequence(1), second)
+    assert second.prompt_lengths.tolist() == [6] and chosen.prompt_lengths.tolist() == [5, 6]
     assert not validate(chosen) and chosen.header.content_hash
     assert [part.num_positions for part in trace] == [10, 20, 5]
     with pytest.raises(UsageError, match=r"sequence 3 .* has 3"):

@@ -50,7 +50,7 @@ def toy_trace(
             }
         ),
         sequence_offsets=np.cumsum([0, *lengths], dtype=np.int64),
-        prompt_lengths=np.array([min(5, length) for length in lengths], np.int32),
+        prompt_lengths=np.array([min(5 + i, n) for i, n in enumerate(lengths)], np.int32),
         target_ids=ids,
         target_weights=falling_weights(ids.shape),
         **columns,

@@ -55,6 +55,15 @@ def test_info_as_json_is_one_document(file: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.png"))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("paired", [True, False])
+def test_info_of_the_smallest_trace(tmp_path: Path, paired: bool) -> None:
+    save(toy_trace(1, 4, 1, (1,), paired), tmp_path / "one.safetensors")
+    result = run("info", tmp_path / "one.safetensors", "--plots", tmp_path)
+    assert "-0.00" not in result.stdout and "nan" not in result.stdout
+    assert (tmp_path / "locality.png").exists()
+
+
 def test_marks_stand_first(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "synth.safetensors"
     shape = ("--layers", 4, "--experts", 8, "--top-k", 2, "--tokens", 150)

@@ -333,7 +333,7 @@ def _union_table(summary: Summary) -> Any:
     table = _table("by distance", "tokens", *[str(n) for n in summary.window_lengths])
     means = summary.union_growth.mean(axis=1)
     uniform = [float(summary.uniform_union(n)) for n in summary.window_lengths]
-    table.add_row("experts a layer needs for a window", *[f"{value:.1f}" for value in means])
+    table.add_row("experts a layer needs for a window", *[_number(value, 1) for value in means])
     table.add_row("  under uniform routing", *[f"{value:.1f}" for value in uniform])
     return table
 
@@ -343,11 +343,11 @@ def _draft_table(summary: Summary) -> Any:
     assert summary.recall_by_distance is not None and summary.survival is not None
     kept = summary.acceptance
     table = _table("draft", "", "")
-    table.add_row("acceptance, greedy", f"{kept.greedy:.3f}")
-    table.add_row("acceptance, sampled", f"{kept.sampled:.3f}")
+    table.add_row("acceptance, greedy", _number(kept.greedy, 3))
+    table.add_row("acceptance, sampled", _number(kept.sampled, 3))
     table.add_row(
         "recall where accepted / rejected",
-        f"{kept.recall_accepted:.3f} / {kept.recall_rejected:.3f}",
+        f"{_number(kept.recall_accepted, 3)} / {_number(kept.recall_rejected, 3)}",
     )
     recall = summary.recall_by_distance.mean(axis=1)
     table.add_row("recall by distance in tokens", _pairs(summary.distances, recall))
@@ -356,13 +356,18 @@ def _draft_table(summary: Summary) -> Any:
 
 
 def _pairs(places: tuple[int, ...], values: Any) -> str:
-    return "  ".join(f"{place}: {value:.2f}" for place, value in zip(places, values, strict=True))
+    return "  ".join(
+        f"{place}: {_number(value)}" for place, value in zip(places, values, strict=True)
+    )
 
 
 def _add_spread(table: Any, name: str, values: Any, uniform: str) -> None:
-    table.add_row(
-        name, f"{values.mean():.2f}", f"{values.min():.2f}", f"{values.max():.2f}", uniform
-    )
+    table.add_row(name, *[_number(v) for v in (values.mean(), values.min(), values.max())], uniform)
+
+
+def _number(value: float, digits: int = 2) -> str:
+    """Return a number, or a dash for what the trace is too small to tell."""
+    return f"{value:.{digits}f}" if value == value else "-"
 
 
 def _log2(value: int) -> float:

@@ -81,6 +81,7 @@ def _locality(summary: Summary) -> Figure:
     _spread(lags, summary.lags, summary.overlap_by_lag)
     lags.axhline(summary.uniform_overlap, **_UNIFORM)
     lags.set(xlabel="distance in tokens", ylabel=f"shared experts of {top_k}", ylim=(0, top_k))
+    lags.set_xlim(summary.lags[0] / 1.15, summary.lags[-1] * 1.15)
     lags.set_xscale("log", base=2)
     lags.set_xticks(summary.lags, [str(lag) for lag in summary.lags])
     lags.legend()

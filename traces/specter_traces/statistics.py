@@ -57,7 +57,7 @@ def popularity(trace: Trace) -> Floats:
 def layer_entropy(trace: Trace) -> Floats:
     """Return the entropy of each layer's expert use in bits, [L]; at most log2(E)."""
     share = popularity(trace) / trace.top_k
-    entropy: Floats = -np.sum(share * np.log2(np.where(share > 0, share, 1.0)), axis=1)
+    entropy: Floats = np.abs(np.sum(share * np.log2(np.where(share > 0, share, 1.0)), axis=1))
     return entropy
 
 

@@ -55,7 +55,7 @@ def replay_batched(s: State, key: VictimKey, rows: Sequence[Sequence[Sequence[in
 
 def demand_and_run(s: State, key: VictimKey, layer: int, experts: Sequence[int]) -> None:
     """One layer with loads that arrive at once; experts release their slots as they run."""
-    schedule.demand(s, layer, experts, ())
+    schedule.demand(s, layer, experts, len(experts), (), 0)
     waiting = [layer * s.experts + expert for expert in experts]
     while waiting:
         load = schedule.next_load(s, key)

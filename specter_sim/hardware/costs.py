@@ -20,6 +20,24 @@ FFN_KERNELS = 3  # into the width, activation, back; a grouped launch does all i
 END_KERNELS = 6  # embedding, last norm, head, argmax, acceptance, crop
 
 
+def roofline_seconds(
+    token_s: float,
+    token_position_s: float,
+    read_s: float,
+    position_read_s: float,
+    floor_s: float,
+    local_share: float,
+    local_window_tokens: float,
+    tokens: int,
+    context: int,
+) -> float:
+    """Seconds of the roofline with these fields: the one formula, for every engine."""
+    seen = min(context, local_window_tokens)
+    positions = context + local_share * (seen - context)
+    arithmetic_s = tokens * (token_s + token_position_s * positions)
+    return max(arithmetic_s, read_s + position_read_s * positions) + floor_s
+
+
 @dataclass(frozen=True)
 class Roofline:
     """One operation's time as a function of its query tokens and the cached positions they see.
@@ -37,10 +55,17 @@ class Roofline:
 
     def seconds(self, tokens: int, context: int) -> float:
         """Seconds for `tokens` query tokens with `context` cached positions."""
-        seen = min(context, self.local_window_tokens)
-        positions = context + self.local_share * (seen - context)
-        arithmetic_s = tokens * (self.token_s + self.token_position_s * positions)
-        return max(arithmetic_s, self.read_s + self.position_read_s * positions) + self.floor_s
+        return roofline_seconds(
+            self.token_s,
+            self.token_position_s,
+            self.read_s,
+            self.position_read_s,
+            self.floor_s,
+            self.local_share,
+            self.local_window_tokens,
+            tokens,
+            context,
+        )
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,13 @@ class Offloader:
 
     def drafted(self, step: DraftStep) -> None:
         """A draft forward ended."""
-        schedule.drafted(self.state, step.routes)
+        schedule.drafted(self.state, step.routes, 0, len(step.routes))
         self._prefetch.drafted(self.state, self._prefetch_memory, step.step, step.seconds)
         self._note("drafted", (step,), None)
 
     def demand(self, layer: int, experts: Sequence[int], hints: Sequence[int] = ()) -> None:
         """Hold the experts (ids in the layer) that a layer needs; absent ones will be loaded."""
-        schedule.demand(self.state, layer, experts, hints)
+        schedule.demand(self.state, layer, experts, len(experts), hints, len(hints))
         self._prefetch.routed(self.state, self._prefetch_memory)
         self._note("demand", (layer, tuple(experts), tuple(hints)), None)
 

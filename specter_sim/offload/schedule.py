@@ -61,34 +61,37 @@ def begin_window(s: State, position: int, depth: int, next_start: int) -> None:
 
 def window_end(s: State, position: int, depth: int) -> int:
     """Where a window of this depth hands over to the next, by the acceptances known ahead."""
-    accepted = s.accepted_run[position] if position < len(s.accepted_run) else depth
+    accepted = s.accepted_run[position] if position < s.known else depth
     return position + min(depth, accepted) + 1
 
 
-def drafted(s: State, routes: Sequence[int]) -> None:
-    """A draft forward ended and routed to these experts."""
+def drafted(s: State, routes: Sequence[int], begin: int, end: int) -> None:
+    """A draft forward ended and routed to the experts ``routes[begin:end]`` (flat indices)."""
     c = s.counters
-    for index in routes:
+    for place in range(begin, end):
+        index = routes[place]
         if s.predicted[index] == 0:
             s.touched[c[TOUCHED]] = index
             c[TOUCHED] += 1
         s.predicted[index] += 1
 
 
-def demand(s: State, layer: int, experts: Sequence[int], hints: Sequence[int]) -> None:
+def demand(
+    s: State, layer: int, experts: Sequence[int], count: int, hints: Sequence[int], hinted: int
+) -> None:
     """Hold the experts a layer needs and queue loads for the absent ones.
 
     Args:
-        experts: ids in the layer, each once, in the order they are used.
-        hints: ids a gate expects in the next layer; empty when nobody asked it.
+        experts: ids in the layer, each once, in the order they are used; ``count`` of them.
+        hints: ids a gate expects in the next layer, ``hinted`` of them; 0 when nobody asked it.
     """
     c = s.counters
     c[LAYER] = layer
     c[DEMAND_HEAD] = c[DEMAND_TAIL] = 0
-    for expert in experts:
-        demand_one(s, layer * s.experts + expert)
-    c[HINTED] = len(hints)
-    for place in range(len(hints)):
+    for place in range(count):
+        demand_one(s, layer * s.experts + experts[place])
+    c[HINTED] = hinted
+    for place in range(hinted):
         s.hints[place] = hints[place]
 
 
@@ -199,9 +202,9 @@ def end_window(s: State) -> None:
     c = s.counters
     for place in range(c[TOUCHED]):
         s.predicted[s.touched[place]] = 0
-    for index in s.occupant:
-        if index >= 0:
-            s.fresh[index] = 0
+    for slot in range(s.slot_begin[s.groups + 1]):
+        if s.occupant[slot] >= 0:
+            s.fresh[s.occupant[slot]] = 0
     c[WASTED] = c[PREFETCH_LOADS] - c[USEFUL] - c[LATE]
     c[TOUCHED] = 0
     clear_plan(s)

@@ -36,7 +36,7 @@ def announce(s: State, m: Memory, layer: int) -> None:
     for position in range(begin, begin + s.counters[DEPTH] + 1):
         for rank in range(s.top_k):
             place = position * row + layer * s.top_k + rank
-            if place >= len(s.routes_ahead):
+            if place >= s.ahead:
                 return
             index = s.routes_ahead[place]
             if scramble(seed, begin, index) < m[RECALL] * _UNIT:

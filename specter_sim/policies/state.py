@@ -3,7 +3,8 @@
 One NamedTuple of flat sequences, indexed by ``layer * num_experts + expert`` unless said
 otherwise. Under the SimPy world and the runtime the sequences are lists, the fastest thing to
 index from plain Python; a compiler can be given arrays instead, because rules use nothing but
-indexing and arithmetic. Scalars that change live in ``counters``.
+indexing and arithmetic: no length, no slice, no iteration. Scalars that change live in
+``counters``.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class State(NamedTuple):
     experts: int
     groups: int  # eviction groups: L, or 1 for a global budget; staging not counted
     top_k: int
+    known: int  # entries of ``accepted_run``
+    ahead: int  # entries of ``routes_ahead``
     counters: Ints  # [NUM_COUNTERS]
     knobs: Floats  # [NUM_KNOBS]
     residency: Ints  # [L*E]
@@ -133,6 +136,8 @@ def new_state(
         experts=experts,
         groups=groups,
         top_k=top_k,
+        known=len(accepted_run),
+        ahead=len(routes_ahead),
         counters=counters,
         knobs=[decay, float(forget), float(seed)],
         residency=[ABSENT] * total,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from toy_checkpoints import TOYS, VOCABULARY, Toy, make, write
 
-from specter_runtime.capture import CaptureSettings, Recorder, accept_probability
+from specter_runtime.capture import CaptureSettings, Recorder, accept_probability, count_flips
 from specter_runtime.checkpoint import Checkpoint, open_checkpoint
 from specter_runtime.continuation import Sampling, continue_prompt
 from specter_runtime.experts import DraftExperts, expert_weights, install
@@ -54,14 +54,14 @@ def follow(checkpoint: Checkpoint, draft: str, **changes: Any) -> Trace:
     return recorder.join(list(recorder.sequences(TEXTS)), "toy")
 
 
-def router_logits(model: Any, toy: Toy, tokens: tuple[int, ...]) -> list[Tensor]:
-    """What the routers themselves computed, seen by hooks on them: [T, E] a layer."""
-    seen: list[Tensor] = []
+def router_outputs(model: Any, toy: Toy, tokens: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
+    """What the routers themselves answered: logits [T, E], weights and ids [T, K] a layer."""
+    seen: list[tuple[Tensor, ...]] = []
     routers = [
         module for path, module in model.named_modules() if path.endswith(f"mlp.{toy.router}")
     ]
     hooks = [
-        router.register_forward_hook(lambda _m, _i, output: seen.append(output[0]))
+        router.register_forward_hook(lambda _m, _i, output: seen.append(output))
         for router in routers
     ]
     with torch.inference_mode():
@@ -107,7 +107,8 @@ def test_target_routes_are_those_the_routers_chose(name: str) -> None:
     assert validate(trace) == []
     for index, text in enumerate(TEXTS):
         part = trace.sequence(index)
-        for layer, logits in enumerate(router_logits(checkpoint.model, toy, text.tokens)):
+        answers = router_outputs(checkpoint.model, toy, text.tokens)
+        for layer, (logits, _, _) in enumerate(answers):
             router = install(checkpoint.model)[layer].block.get_submodule(toy.router)
             expected = chosen(toy, router, logits)
             assert np.array_equal(sorted_ids(part.target_ids[:, layer]), expected.numpy())
@@ -119,6 +120,18 @@ def test_weights_are_in_rank_order(name: str) -> None:
     for weights in (trace.target_weights, trace.draft_weights):
         assert weights is not None
         assert bool((np.diff(weights.astype(np.float32), axis=-1) <= 0).all())
+
+
+@every_toy
+def test_every_expert_keeps_the_weight_that_its_router_gave_it(name: str) -> None:
+    checkpoint = toy_checkpoint(name)
+    part = follow(checkpoint, "base4").sequence(0)
+    assert part.target_weights is not None
+    answers = router_outputs(checkpoint.model, TOYS[name], TEXTS[0].tokens)
+    for layer, (logits, weights, ids) in enumerate(answers):
+        given = torch.zeros_like(logits).scatter(-1, ids, weights)
+        mine = np.take_along_axis(given.numpy(), part.target_ids[:, layer].astype(int), -1)
+        assert np.array_equal(mine.astype(np.float16), part.target_weights[:, layer])
 
 
 @every_toy
@@ -204,6 +217,36 @@ def test_positions_carry_the_token_they_read_and_its_successor() -> None:
     assert part.target_tokens[9] == int(prefix.argmax())
 
 
+def test_draft_groups_run_along_the_input_of_transposed_experts() -> None:
+    layers = install(toy_checkpoint("gpt-oss").model)
+    weight = expert_weights(layers[0].experts)["gate_up_proj"]
+    assert weight.shape == (8, 32, 96)  # [E, D, 2F]
+    code = parse("base2", 32)
+    expected = code.draft_weight(weight[3].T).T
+    with DraftExperts(layers, code).applied():
+        assert torch.equal(weight[3], expected)
+
+
+def test_a_block_that_needs_more_than_a_state_has_no_gate_and_says_so() -> None:
+    gemma = Toy(
+        "gemma4_text",
+        3,
+        8,
+        2,
+        settings={
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "head_dim": 8,
+        },
+    )
+    trace = follow(checkpoint_of(make(gemma)), "int8")
+    assert trace.gate_ids is None
+    assert any("no next-layer gate" in note for note in trace.header.notes)
+    assert statistics.fidelity(trace).recall.mean() >= 0.97
+
+
 def test_layers_of_different_expert_shapes_are_captured() -> None:
     model: Any = make(TOYS["mixtral"])
     config = type(model.config)(**{**model.config.to_dict(), "intermediate_size": 80})
@@ -234,6 +277,13 @@ def test_greedy_text_is_what_the_target_says() -> None:
     assert trace.target_tokens is not None and trace.next_tokens is not None
     prompt = len(TEXTS[0].tokens)
     assert np.array_equal(trace.target_tokens[prompt - 1 : -1], trace.next_tokens[prompt - 1 : -1])
+
+
+def test_greedy_tokens_that_one_pass_chooses_otherwise_are_counted() -> None:
+    best = np.array([9, 3, 4, 8], np.int32)
+    assert count_flips([1, 2, 3, 4], 2, best) == 0
+    assert count_flips([1, 2, 3, 5], 2, best) == 1
+    assert count_flips([1, 2, 3, 5], 1, best) == 2
 
 
 def test_temperature_and_top_p_shape_the_distribution() -> None:
@@ -302,3 +352,9 @@ def test_a_dense_model_is_refused(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(tmp_path))
     with pytest.raises(SpecterError, match="no routed experts"):
         Recorder(checkpoint, CaptureSettings(parse("none")))
+
+
+def test_a_model_that_routes_its_own_way_is_refused() -> None:
+    llama4 = Toy("llama4_text", 3, 4, 1, settings={"num_local_experts": 4, "head_dim": 8})
+    with pytest.raises(SpecterError, match="choose a mixture-of-experts model that uses it"):
+        install(make(llama4))

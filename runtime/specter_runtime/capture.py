@@ -96,6 +96,7 @@ class Recorder:
         self._inputs = BlockInputs(self._layers)
         self._draft = DraftExperts(self._layers, settings.draft)
         self._notes: set[str] = set()
+        self._flips = 0
 
     def sequences(self, passages: Sequence[Passage]) -> Iterator[Trace]:
         """Record passages one by one; UsageError before the first if any cannot be recorded."""
@@ -187,6 +188,8 @@ class Recorder:
             with self._draft.applied():
                 draft = self._read(text.tokens)
             tokens = _token_columns(text, target, draft, self._settings.sampling)
+        if self._settings.decoding is Decoding.GREEDY:
+            self._flips += count_flips(text.tokens, text.prompt_length, tokens["target_tokens"])
         if gate is None:
             self._notes.add(f"no next-layer gate: {self._inputs.obstacle or 'one MoE layer'}")
         return self._assemble(text, target, draft, gate, tokens)
@@ -252,7 +255,10 @@ class Recorder:
         )
         counts = sorted({layer.num_experts for layer in self._layers})
         uneven = [f"layers have {counts} experts"] if len(counts) > 1 else []
-        return (distribution, *uneven, *sorted(self._notes))
+        flips = [
+            f"{self._flips} greedy tokens differ between decoding step by step and the one pass"
+        ]
+        return (distribution, *uneven, *(flips if self._flips else []), *sorted(self._notes))
 
 
 def accept_probability(target: Tensor, draft: Tensor, sampling: Sampling) -> Tensor:
@@ -268,6 +274,16 @@ def accept_probability(target: Tensor, draft: Tensor, sampling: Sampling) -> Ten
         for start in range(0, len(target), _ROWS_AT_ONCE)
     ]
     return torch.cat(parts).clamp(0, 1)
+
+
+def count_flips(tokens: Sequence[int], prompt_length: int, best: NDArray[np.int32]) -> int:
+    """Tokens of a greedy continuation that one pass over the whole text would choose otherwise.
+
+    Sums of one token and of many round differently; near ties flip. best: [T], the best token
+    after each position in that pass.
+    """
+    written = np.asarray(tokens[prompt_length:])
+    return int((best[prompt_length - 1 : -1] != written).sum())
 
 
 def _token_columns(

@@ -69,8 +69,8 @@ def install(model: PreTrainedModel) -> tuple[ExpertLayer, ...]:
     layers = _find_layers(model)
     if not layers:
         raise SpecterError(
-            f"{type(model).__name__} has no routed experts that go through transformers' experts "
-            "interface: choose a mixture-of-experts model"
+            f"{type(model).__name__} has no routed experts in transformers' experts interface: "
+            "choose a mixture-of-experts model that uses it (Llama-4 and JetMoE do not)"
         )
     model.set_experts_implementation(IMPLEMENTATION)
     for layer in layers:

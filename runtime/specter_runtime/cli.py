@@ -198,6 +198,7 @@ def _check_output(out: Path) -> None:
 
 def _report(trace: Trace, out: Path, as_json: bool) -> None:
     summary = summarize(trace)
+    _warn_of_loops(summary["repetition"])
     if as_json:
         print(json.dumps({"file": str(out), **summary}))
         return
@@ -207,9 +208,12 @@ def _report(trace: Trace, out: Path, as_json: bool) -> None:
         print(f"  {key:22} {value:.4f}" if isinstance(value, float) else f"  {key:22} {value}")
     for note in trace.header.notes:
         print(f"  note: {note}")
-    if summary["repetition"] > _REPETITIVE:
+
+
+def _warn_of_loops(repetition: float) -> None:
+    if repetition > _REPETITIVE:
         print(
-            f"warning: {summary['repetition']:.0%} of the 8-grams are repeats: a looping text "
+            f"warning: {repetition:.0%} of the 8-grams are repeats: a looping text "
             "flatters every cache; sample (without --greedy) or follow a given text",
             file=sys.stderr,
         )

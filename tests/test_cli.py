@@ -289,12 +289,13 @@ def test_ctrl_c_says_how_to_go_on(sweep_file: Path, tmp_path: Path) -> None:
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     record = out / "results.jsonl"
     deadline = time.monotonic() + 60
     while not (record.exists() and record.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: the workers get it too
     _, stderr = running.communicate(timeout=30)
     assert running.returncode == 130
     assert stderr.splitlines() == [

@@ -332,21 +332,31 @@ def test_the_estimate_is_of_the_right_size() -> None:
 
 SLOTS = list(range(20, 60))
 
+
+def endless(config: Table) -> dict[str, Any]:
+    if config["memory"]["slots"] > SLOTS[2]:
+        time.sleep(60)
+    return square(config)
+
+
 KILLED_SWEEP = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from test_sweep import SLOTS, plan, slow_square
+from test_sweep import SLOTS, endless, plan, slow_square
 from specter_sim.sweep.executor import run_tasks
 from specter_sim.sweep.store import Store
 if __name__ == "__main__":
     with Store(Path(sys.argv[1])) as store:
-        run_tasks(plan(SLOTS), slow_square, store, workers=int(sys.argv[2]))
+        run_tasks(plan(SLOTS), {evaluate}, store, workers=int(sys.argv[2]))
 """
 
 
-def started_sweep(folder: Path, script: Path, workers: int) -> subprocess.Popen[bytes]:
-    script.write_text(KILLED_SWEEP.format(path=[str(Path(__file__).parent), *sys.path]))
+def started_sweep(
+    folder: Path, script: Path, workers: int, evaluate: str = "slow_square"
+) -> subprocess.Popen[bytes]:
+    path = [str(Path(__file__).parent), *sys.path]
+    script.write_text(KILLED_SWEEP.format(path=path, evaluate=evaluate))
     return subprocess.Popen(
         [sys.executable, str(script), str(folder), str(workers)],
         stderr=subprocess.DEVNULL,
@@ -368,6 +378,21 @@ def lines_of(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+def wait_for_lines(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(lines_of(folder)) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_an_interrupt_does_not_wait_for_what_is_being_computed(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    sweep = started_sweep(folder, tmp_path / "sweep.py", 2, "endless")
+    wait_for_lines(folder, 3)
+    sweep.send_signal(signal.SIGINT)
+    assert sweep.wait(timeout=20) != 0
+    assert_no_process_is_left(sweep.pid)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_sweep_loses_and_doubles_nothing(
@@ -375,9 +400,7 @@ def test_a_killed_sweep_loses_and_doubles_nothing(
 ) -> None:
     folder = tmp_path / "out"
     sweep = started_sweep(folder, tmp_path / "sweep.py", workers)
-    deadline = time.monotonic() + 30
-    while len(lines_of(folder)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_lines(folder, 3)
     sweep.send_signal(how)
     assert sweep.wait(timeout=10) != 0
     before = lines_of(folder)

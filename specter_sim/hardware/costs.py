@@ -38,6 +38,13 @@ def roofline_seconds(
     return max(arithmetic_s, read_s + position_read_s * positions) + floor_s
 
 
+def experts_seconds(
+    route_s: float, use_s: float, each_s: float, group_s: float, experts: int, routes: int
+) -> float:
+    """Seconds of some experts over some routes: a roofline, and launches of each and of all."""
+    return max(routes * route_s, experts * use_s) + experts * each_s + group_s
+
+
 @dataclass(frozen=True)
 class Roofline:
     """One operation's time as a function of its query tokens and the cached positions they see.
@@ -103,9 +110,10 @@ class Costs:
         """
         if experts == 0:
             return 0.0
-        roof_s = max(routes * self.route_s, experts * self.use_s)
         each_s = self.expert_launch_s + self.expand_per_use_s
-        return roof_s + experts * each_s + self.group_launch_s
+        return experts_seconds(
+            self.route_s, self.use_s, each_s, self.group_launch_s, experts, routes
+        )
 
     def fixed_s(self, tokens: int, context: int) -> float:
         """Once a target forward over `tokens`: embedding, layers without experts, head over all

@@ -145,7 +145,7 @@ def verify_layer(
     waiting = list(model.route(layer))
     demands, base = len(waiting), layer * model.experts
     if not grouped:
-        waiting.sort(key=lambda e: not offloader.is_resident(base + e))
+        offloader.put_hits_first(layer, waiting)
     offloader.demand(layer, waiting, model.hints(layer))
     pending = {e for e in waiting if offloader.is_loading(base + e)}
     pump(device, offloader)

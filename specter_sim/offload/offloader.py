@@ -7,7 +7,7 @@ world and the runtime are two drivers of this one class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 
 from specter_sim.offload import schedule
@@ -115,6 +115,10 @@ class Offloader:
         """A pass over known tokens is over."""
         schedule.end_window(self.state)
         self._note("end_pass", (), None)
+
+    def put_hits_first(self, layer: int, experts: MutableSequence[int]) -> None:
+        """Reorder a layer's experts in place: resident ones first, else as they were."""
+        schedule.put_hits_first(self.state, layer, experts, len(experts))
 
     def is_resident(self, index: int) -> bool:
         """Whether the expert may be used now."""

@@ -7,7 +7,7 @@ and get the same loads. No clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 
 from specter_sim.offload.residency import access, arrived, reserve, vacate
 from specter_sim.policies.eviction import find_slot, free_slot
@@ -93,6 +93,18 @@ def demand(
     c[HINTED] = hinted
     for place in range(hinted):
         s.hints[place] = hints[place]
+
+
+def put_hits_first(s: State, layer: int, experts: MutableSequence[int], count: int) -> None:
+    """Reorder a layer's ``count`` experts in place: resident ones first, else as they were."""
+    placed, base = 0, layer * s.experts
+    for place in range(count):
+        expert = experts[place]
+        if s.residency[base + expert] == RESIDENT:
+            for back in range(place, placed, -1):
+                experts[back] = experts[back - 1]
+            experts[placed] = expert
+            placed += 1
 
 
 def demand_one(s: State, index: int) -> None:

@@ -24,12 +24,12 @@ class Driver(RuleBasedStateMachine):
 
     @initialize(
         slots=st.one_of(
-            st.lists(st.integers(1, EXPERTS), min_size=LAYERS, max_size=LAYERS),
-            st.integers(1, ALL).map(lambda n: [n]),
+            st.lists(st.integers(1, 3), min_size=LAYERS, max_size=LAYERS),
+            st.integers(1, 8).map(lambda n: [n]),
         ),
         staging=st.sampled_from([0, 0, 1, 3]),
         eviction=st.sampled_from(EVICTIONS),
-        prefetch=st.sampled_from(tuple(PREFETCH)),
+        prefetch=st.sampled_from((*PREFETCH, "continuous", "continuous", "oracle", "stream")),
         hot=st.lists(st.integers(0, 1), min_size=ALL, max_size=ALL),
         depth=st.integers(0, 5),
     )
@@ -81,7 +81,11 @@ class Driver(RuleBasedStateMachine):
         self.offloader.demand(self.layer, sorted(experts), hinted)
         self.waiting = [self.layer * EXPERTS + e for e in sorted(experts)]
 
-    @rule()
+    @rule(count=st.integers(1, 4))
+    def start_loads(self, count: int) -> None:
+        for _ in range(count):
+            self.start_load()
+
     def start_load(self) -> None:
         s = self.offloader.state
         before, occupant = list(s.residency), list(s.occupant)
@@ -172,5 +176,5 @@ class Driver(RuleBasedStateMachine):
             assert not self.flying
 
 
-Driver.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Driver.TestCase.settings = settings(max_examples=150, stateful_step_count=80, deadline=None)
 TestResidency = Driver.TestCase

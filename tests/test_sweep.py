@@ -348,18 +348,19 @@ from specter_sim.sweep.executor import run_tasks
 from specter_sim.sweep.store import Store
 if __name__ == "__main__":
     with Store(Path(sys.argv[1])) as store:
-        run_tasks(plan(SLOTS), {evaluate}, store, workers=int(sys.argv[2]))
+        run_tasks(plan(SLOTS[:{last}]), {evaluate}, store, workers=int(sys.argv[2]))
 """
 
 
 def started_sweep(
-    folder: Path, script: Path, workers: int, evaluate: str = "slow_square"
-) -> subprocess.Popen[bytes]:
+    folder: Path, script: Path, workers: int, evaluate: str = "slow_square", last: int = 99
+) -> subprocess.Popen[str]:
     path = [str(Path(__file__).parent), *sys.path]
-    script.write_text(KILLED_SWEEP.format(path=path, evaluate=evaluate))
+    script.write_text(KILLED_SWEEP.format(path=path, evaluate=evaluate, last=last))
     return subprocess.Popen(
         [sys.executable, str(script), str(folder), str(workers)],
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
 
@@ -386,10 +387,13 @@ def wait_for_lines(folder: Path, count: int) -> None:
 
 def test_an_interrupt_does_not_wait_for_what_is_being_computed(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    sweep = started_sweep(folder, tmp_path / "sweep.py", 2, "endless")
+    # The fourth task never ends and there is no fifth: one worker computes, the other is idle.
+    sweep = started_sweep(folder, tmp_path / "sweep.py", 2, "endless", last=4)
     wait_for_lines(folder, 3)
-    sweep.send_signal(signal.SIGINT)
-    assert sweep.wait(timeout=20) != 0
+    os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    _, stderr = sweep.communicate(timeout=20)
+    assert sweep.returncode != 0
+    assert stderr.count("KeyboardInterrupt") == 1, "only the parent may complain"
     assert_no_process_is_left(sweep.pid)
 
 
@@ -402,7 +406,8 @@ def test_a_killed_sweep_loses_and_doubles_nothing(
     sweep = started_sweep(folder, tmp_path / "sweep.py", workers)
     wait_for_lines(folder, 3)
     sweep.send_signal(how)
-    assert sweep.wait(timeout=10) != 0
+    sweep.communicate(timeout=20)
+    assert sweep.returncode != 0
     before = lines_of(folder)
     assert 3 <= len(before) < len(SLOTS)
     assert_no_process_is_left(sweep.pid)

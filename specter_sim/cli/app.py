@@ -99,10 +99,6 @@ def exit_code_of(work: Callable[[], Any]) -> int:
         return result if isinstance(result, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return _failed("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (head, less) has had enough. Python would complain again on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise

@@ -1,15 +1,15 @@
-"""Turn what happened into the metrics of design: one formula each."""
+"""Turn what happened into metrics: one formula each, whichever engine it happened in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specter_sim.bound import least_loads
-from specter_sim.offload.decode import StallCause, Window
+from specter_sim.offload.decode import StallCause
 from specter_sim.policies.state import (
     DEMAND_LOADS,
     EVICTIONS,
@@ -44,52 +44,58 @@ def counts_of(state: State) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Served:
-    """One request, served: its windows and what its decoding added to every counter.
+class Decoded:
+    """One request as every engine reports it: its windows as arrays, its totals.
 
     Attributes:
         began_s, start_s: when its prompt was submitted, when decoding began.
-        unions: experts needed, one list per window and layer.
-        resident: flat indices on the device when decoding began.
+        window_began_s, window_ended_s, depth, accepted: [windows].
+        stall_s: seconds compute waited, by cause.
+        counts: what its decoding added to every counter.
+        least_loads: loads that no schedule can avoid for these windows.
     """
 
     began_s: float
     start_s: float
-    windows: tuple[Window, ...]
-    counts: dict[str, int]
+    window_began_s: NDArray[np.float64]
+    window_ended_s: NDArray[np.float64]
+    depth: NDArray[np.int64]
+    accepted: NDArray[np.int64]
+    stall_s: Mapping[StallCause, float]
+    counts: Mapping[str, int]
     draft_s: float
     compute_s: float
-    unions: list[list[int]]
-    resident: list[int]
+    least_loads: int
 
     @property
-    def committed(self) -> list[int]:
+    def committed(self) -> NDArray[np.int64]:
         """Tokens each window committed."""
-        return [window.outcome.accepted + 1 for window in self.windows]
+        return self.accepted + 1
 
     @property
     def decode_s(self) -> float:
         """Seconds from the first draft to the last commit."""
-        return self.windows[-1].ended_s - self.start_s
+        return float(self.window_ended_s[-1]) - self.start_s
 
 
-def summarize(setup: Setup, served: Sequence[Served], run_s: float, link_busy_s: float) -> Result:
+def summarize(
+    setup: Setup, requests: Sequence[Decoded], run_s: float, link_busy_s: float
+) -> Result:
     """All metrics over all requests."""
-    counts = {name: sum(request.counts[name] for request in served) for name in COUNTED}
-    tokens = sum(sum(request.committed) for request in served)
-    times = _times(served, run_s)
-    decode_s = sum(request.decode_s for request in served)
-    bound_s, resource = _bound(setup, served)
+    counts = {name: sum(request.counts[name] for request in requests) for name in COUNTED}
+    tokens = sum(int(request.committed.sum()) for request in requests)
+    decode_s = sum(request.decode_s for request in requests)
+    bound_s, resource = _bound(setup, requests)
     plan = setup.plan
     return Result(
-        **_latencies(served, tokens),
-        **times,
+        **_latencies(requests, tokens),
+        **_times(requests, run_s),
         tokens_per_s=tokens / decode_s,
         run_s=run_s,
         decode_s=decode_s,
-        requests=len(served),
+        requests=len(requests),
         committed_tokens=tokens,
-        **_speculation(served, tokens),
+        **_speculation(requests, tokens),
         **counts,
         **_demands(counts),
         **_bytes(counts, setup.costs.load_bytes, tokens),
@@ -111,37 +117,32 @@ def summarize(setup: Setup, served: Sequence[Served], run_s: float, link_busy_s:
     )
 
 
-def _latencies(served: Sequence[Served], tokens: int) -> dict[str, Any]:
+def _latencies(requests: Sequence[Decoded], tokens: int) -> dict[str, Any]:
     """TPOT in both definitions, its tail over tokens, and TTFT."""
-    span_s = sum(r.windows[-1].ended_s - r.windows[0].ended_s for r in served)
-    later = tokens - sum(r.committed[0] for r in served)
-    decode_s = sum(r.decode_s for r in served)
+    span_s = sum(float(r.window_ended_s[-1] - r.window_ended_s[0]) for r in requests)
+    later = tokens - sum(int(r.committed[0]) for r in requests)
+    decode_s = sum(r.decode_s for r in requests)
     per_token = np.concatenate(
         [
-            np.repeat((w.ended_s - w.began_s) / n, n)
-            for r in served
-            for w, n in zip(r.windows, r.committed, strict=True)
+            np.repeat((r.window_ended_s - r.window_began_s) / r.committed, r.committed)
+            for r in requests
         ]
     )
     return {
         "tpot_s": span_s / later if later else decode_s / tokens,
-        "tpot_paper_s": span_s / max(1, tokens - len(served)),
+        "tpot_paper_s": span_s / max(1, tokens - len(requests)),
         "tpot_p50_s": float(np.percentile(per_token, 50)),
         "tpot_p99_s": float(np.percentile(per_token, 99)),
-        "ttft_s": sum(r.windows[0].ended_s - r.began_s for r in served) / len(served),
+        "ttft_s": sum(float(r.window_ended_s[0]) - r.began_s for r in requests) / len(requests),
     }
 
 
-def _times(served: Sequence[Served], run_s: float) -> dict[str, Any]:
+def _times(requests: Sequence[Decoded], run_s: float) -> dict[str, Any]:
     """Where the run's seconds went; idle is exactly the rest."""
-    stalls = {cause: 0.0 for cause in StallCause}
-    for request in served:
-        for window in request.windows:
-            for stall in window.stalls:
-                stalls[stall.cause] += stall.seconds
-    prefill_s = sum(request.start_s - request.began_s for request in served)
-    draft_s = sum(request.draft_s for request in served)
-    compute_s = sum(request.compute_s for request in served)
+    stalls = {cause: sum(r.stall_s[cause] for r in requests) for cause in StallCause}
+    prefill_s = sum(r.start_s - r.began_s for r in requests)
+    draft_s = sum(r.draft_s for r in requests)
+    compute_s = sum(r.compute_s for r in requests)
     return {
         "prefill_s": prefill_s,
         "draft_s": draft_s,
@@ -153,17 +154,17 @@ def _times(served: Sequence[Served], run_s: float) -> dict[str, Any]:
     }
 
 
-def _speculation(served: Sequence[Served], tokens: int) -> dict[str, Any]:
-    outcomes = [window.outcome for request in served for window in request.windows]
-    drafted = sum(outcome.depth for outcome in outcomes)
-    accepted = sum(outcome.accepted for outcome in outcomes)
-    rejections = sum(1 for outcome in outcomes if outcome.accepted < outcome.depth)
+def _speculation(requests: Sequence[Decoded], tokens: int) -> dict[str, Any]:
+    windows = sum(len(r.depth) for r in requests)
+    drafted = sum(int(r.depth.sum()) for r in requests)
+    accepted = sum(int(r.accepted.sum()) for r in requests)
+    rejections = sum(int(np.count_nonzero(r.accepted < r.depth)) for r in requests)
     return {
-        "windows": len(outcomes),
-        "mean_depth": drafted / len(outcomes),
+        "windows": windows,
+        "mean_depth": drafted / windows,
         "acceptance": accepted / (accepted + rejections) if drafted else 0.0,
         "window_utilization": accepted / drafted if drafted else 0.0,
-        "tokens_per_window": tokens / len(outcomes),
+        "tokens_per_window": tokens / windows,
     }
 
 
@@ -190,26 +191,10 @@ def _bytes(counts: dict[str, int], load_bytes: int, tokens: int) -> dict[str, An
     return {"bytes_per_token": loads * load_bytes / tokens, **split}
 
 
-def _bound(setup: Setup, served: Sequence[Served]) -> tuple[float, str]:
+def _bound(setup: Setup, requests: Sequence[Decoded]) -> tuple[float, str]:
     """The larger of unavoidable link seconds and the GPU's work, and which it is."""
-    loads = sum(_least_loads(setup, request) for request in served)
+    loads = sum(request.least_loads for request in requests)
     rate = min(setup.machine.link.bytes_per_s, setup.machine.host.memory_bytes_per_s)
     link_s = loads * setup.costs.load_bytes / rate
-    gpu_s = sum(request.draft_s + request.compute_s for request in served)
+    gpu_s = sum(request.draft_s + request.compute_s for request in requests)
     return (link_s, "link") if link_s > gpu_s else (gpu_s, "gpu")
-
-
-def _least_loads(setup: Setup, request: Served) -> int:
-    layers, experts = setup.shape.moe_layers, setup.shape.num_experts
-    if len(setup.slots) == 1 and layers > 1:
-        flat = [
-            [place % layers * experts + expert for expert in union]
-            for place, union in enumerate(request.unions)
-        ]
-        return least_loads(flat, setup.slots[0], request.resident)
-    total = 0
-    for layer in range(layers):
-        base = layer * experts
-        here = [index - base for index in request.resident if base <= index < base + experts]
-        total += least_loads(request.unions[layer::layers], setup.slots[layer], here)
-    return total

@@ -12,12 +12,13 @@ from specter_sim.offload.offloader import Offloader
 from specter_sim.policies.state import ABSENT
 from specter_sim.results import Result, Span
 from specter_sim.setup import Request, Setup
-from specter_sim.sim.account import Served, counts_of, summarize
+from specter_sim.sim.account import counts_of, summarize
 from specter_sim.sim.device import SimDevice
 from specter_sim.sim.gpu import Gpu
 from specter_sim.sim.host import HostMemory
 from specter_sim.sim.link import LinkProcess
 from specter_sim.sim.profile import with_profiled_depth
+from specter_sim.sim.served import Served, decoded_of
 from specter_sim.sim.traced_model import TracedModel, read_routes
 
 
@@ -69,7 +70,8 @@ class World:
             if number > 0:
                 self._between_requests(request)
             served.append(self._serve(request))
-        result = summarize(self.setup, served, self.device.now(), self.link.busy_s)
+        requests = [decoded_of(self.setup, request) for request in served]
+        result = summarize(self.setup, requests, self.device.now(), self.link.busy_s)
         journals = tuple(self._journals or ())
         return Run(result, tuple(served), self.offloader, journals)
 

@@ -1,0 +1,70 @@
+"""One request served in the SimPy world, and its report in the form of every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specter_sim.bound import least_loads
+from specter_sim.offload.decode import StallCause, Window
+from specter_sim.setup import Setup
+from specter_sim.sim.account import Decoded
+
+
+@dataclass(frozen=True)
+class Served:
+    """One request, served: its windows and what its decoding added to every counter.
+
+    Attributes:
+        began_s, start_s: when its prompt was submitted, when decoding began.
+        unions: experts needed, one list per window and layer.
+        resident: flat indices on the device when decoding began.
+    """
+
+    began_s: float
+    start_s: float
+    windows: tuple[Window, ...]
+    counts: dict[str, int]
+    draft_s: float
+    compute_s: float
+    unions: list[list[int]]
+    resident: list[int]
+
+
+def decoded_of(setup: Setup, served: Served) -> Decoded:
+    """The request's windows as arrays, and the loads no schedule could have avoided."""
+    windows = served.windows
+    stall_s = {cause: 0.0 for cause in StallCause}
+    for window in windows:
+        for stall in window.stalls:
+            stall_s[stall.cause] += stall.seconds
+    return Decoded(
+        served.began_s,
+        served.start_s,
+        np.array([window.began_s for window in windows]),
+        np.array([window.ended_s for window in windows]),
+        np.array([window.outcome.depth for window in windows]),
+        np.array([window.outcome.accepted for window in windows]),
+        stall_s,
+        served.counts,
+        served.draft_s,
+        served.compute_s,
+        _least_loads(setup, served),
+    )
+
+
+def _least_loads(setup: Setup, served: Served) -> int:
+    layers, experts = setup.shape.moe_layers, setup.shape.num_experts
+    if len(setup.slots) == 1 and layers > 1:
+        flat = [
+            [place % layers * experts + expert for expert in union]
+            for place, union in enumerate(served.unions)
+        ]
+        return least_loads(flat, setup.slots[0], served.resident)
+    total = 0
+    for layer in range(layers):
+        base = layer * experts
+        here = [index - base for index in served.resident if base <= index < base + experts]
+        total += least_loads(served.unions[layer::layers], setup.slots[layer], here)
+    return total

@@ -151,7 +151,7 @@ def test_an_oracles_knobs_mean_what_they_say(recall: float, precision: float) ->
     """Over many windows, about ``recall`` is announced and ``precision`` of that is needed."""
     experts, told_right, needed, announced = 128, 0, 0, 0
     rows = [[(position * 37 + rank * 11) % experts for rank in range(6)] for position in range(300)]
-    state = new_state(1, experts, 6, [experts], routes_ahead=sum(rows, []))
+    state = new_state(1, experts, 6, [experts], routes_ahead=[i for row in rows for i in row])
     offloader = offloader_of(state, prefetch="oracle", memory=(recall, precision, 0.0))
     for position in range(300):
         offloader.begin_window(position, 0)

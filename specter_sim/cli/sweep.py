@@ -222,8 +222,11 @@ def _leading(rows: Sequence[Row], top: int) -> tuple[list[Row], str]:
     groups = panels(rows, MOST_PLACES)
     each = max(1, top // len(groups))
     ranked = [sorted(group, key=_tpot)[:each] for _, group in groups]
-    of = "" if len(groups) == 1 else f" in each of {len(groups)} places"
-    return [row for group in ranked for row in group], f"the {each} fastest{of} of {len(rows)}"
+    shown = [row for group in ranked for row in group]
+    if len(shown) == len(rows):
+        return shown, f"all {len(rows)}, the fastest first"
+    of = "" if len(groups) == 1 else f" in each of {len(groups)} places,"
+    return shown, f"the {each} fastest{of} of {len(rows)}"
 
 
 def _tpot(row: Row) -> float:

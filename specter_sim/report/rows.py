@@ -21,7 +21,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "machine.host_bandwidth": format_rate,
     "machine.link_latency": format_time,
     "machine.launch": format_time,
-    "machine.vram": lambda size: format_bytes(size, binary=True),
+    "machine.vram": format_bytes,  # beside device bytes, which are decimal
     "machine.host_memory": lambda size: format_bytes(size, binary=True),
     "machine.granularity": lambda size: format_bytes(size, binary=True),
     "memory.budget": format_bytes,

@@ -8,6 +8,11 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--rewrite-golden` replaces the golden rows by what the code gives now; review the diff."""
+    parser.addoption("--rewrite-golden", action="store_true", help="rewrite tests/golden/*.json")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Third-party traces and prompts: SPECTER_SHARED, else `shared` beside the checkout."""

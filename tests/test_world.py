@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_the_timeline_is_the_run() -> None:
     assert sum(s.end_s - s.start_s for s in gpu) == pytest.approx(r.draft_s + r.compute_s)
     assert sum(s.end_s - s.start_s for s in link) == pytest.approx(r.link_busy_s)
     for track in (gpu, link):
-        for before, after in zip(track, track[1:], strict=False):
+        for before, after in pairwise(track):
             assert after.start_s >= before.end_s - 1e-15
 
 

@@ -82,7 +82,7 @@ def tpot_against_slots(rows: Sequence[Row], date: str) -> Figure | None:
         _log_milliseconds(axis)
     axes[0].set_ylabel("TPOT (ms)")
     left_out = len({policy_label(row, keys) for row in rows}) - len(labels)
-    more = f"; the {len(labels)} best policies, {left_out} left out" if left_out else ""
+    more = f"; {left_out} slower ones left out" if left_out else ""
     _finish(figure, axes, rows, f"TPOT against slots, best depth of each policy{more}", date)
     return figure
 
@@ -115,12 +115,10 @@ def pareto_front(rows: Sequence[Row], date: str) -> Figure | None:
     """TPOT and device memory of every row, and the rows that none beats in both."""
     figure, axes, shown = _panels(rows)
     keys = varying(rows)
-    fronts = [pareto(panel) for panel in shown]
-    on_fronts = (policy_label(row, keys) for front in fronts for row in front)
-    leading = [*on_fronts, *_leading_labels(rows, keys)]
-    labels = list(dict.fromkeys(leading))[:MOST_POLICIES]
+    labels = _leading_labels(rows, keys)
     size_bytes, unit = _memory_unit(rows)
-    for axis, panel, front in zip(axes, shown, fronts, strict=True):
+    for axis, panel in zip(axes, shown, strict=True):
+        front = pareto(panel)
         for row in panel:
             _draw_point(axis, row, policy_label(row, keys), labels, size_bytes)
         axis.plot(
@@ -153,7 +151,7 @@ def where_time_goes(rows: Sequence[Row], date: str) -> Figure | None:
         _draw_bars(axis, bars)
         names = [f"{policy_label(row, keys)}, depth {depth_label(row)}" for row in bars]
         axis.set_yticks(range(len(bars)), names, fontsize=7)
-    axes[-1].set_xlabel("ms a token")
+    axes[-1].set_xlabel("decoding, ms a committed token")
     axes[-1].set_xlim(0, 1.03 * max(axis.dataLim.xmax for axis in axes))
     title = f"Where the time goes, best run of each policy within {format_bytes(most_bytes)}"
     _finish(figure, axes, rows, title, date)
@@ -251,12 +249,11 @@ def _draw_point(axis: Axes, row: Row, label: str, labels: Sequence[str], size_by
 
 
 def _leading_labels(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    """The policies with the least TPOT anywhere, best first."""
-    least: dict[str, float] = {}
-    for row in rows:
-        label = policy_label(row, keys)
-        least[label] = min(float(row["tpot_s"]), least.get(label, math.inf))
-    return sorted(least, key=least.__getitem__)[:MOST_POLICIES]
+    """The policies that are told apart: those on a Pareto front, then by their least TPOT."""
+    fronts = (pareto(panel) for _, panel in panels(rows, MOST_PANELS))
+    by_tpot = sorted(rows, key=lambda row: float(row["tpot_s"]))
+    leading = [*(row for front in fronts for row in front), *by_tpot]
+    return list(dict.fromkeys(policy_label(row, keys) for row in leading))[:MOST_POLICIES]
 
 
 def _least_by_slots(rows: Iterable[Row]) -> list[tuple[float, float]]:

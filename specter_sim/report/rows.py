@@ -15,6 +15,7 @@ DEPTH_KEYS = ("policy.depth", "policy.depth_params.depth")
 SLOT_KEYS = ("memory.slots", "memory.budget", "machine.vram")
 POLICY_KEYS = ("preset", "policy.", "experts.")
 _CONFIG_KEYS = ("model", "trace.", "machine.", "memory.", *POLICY_KEYS)
+_SHORT_NAMES = {"machine.name": "machine", "trace.path": "trace", "machine.vram": "VRAM"}
 _FORMATS: dict[str, Callable[[float], str]] = {
     "machine.link_bandwidth": format_rate,
     "machine.hbm_bandwidth": format_rate,
@@ -62,8 +63,8 @@ def values_text(row: Row, keys: Iterable[str]) -> str:
 def short_name(key: str) -> str:
     """The last part of a dotted key in words; the rule's own name for its parameters."""
     parent, _, leaf = key.rpartition(".")
-    if key == "machine.name":
-        return "machine"
+    if key in _SHORT_NAMES:
+        return _SHORT_NAMES[key]
     owner = parent.rpartition(".")[2].removesuffix("_params") if parent.endswith("_params") else ""
     words = leaf if leaf.startswith(owner) else f"{owner} {leaf}"
     return words.replace("_", " ")

@@ -82,7 +82,7 @@ def tpot_against_slots(rows: Sequence[Row], date: str) -> Figure | None:
         _log_milliseconds(axis)
     axes[0].set_ylabel("TPOT (ms)")
     left_out = len({policy_label(row, keys) for row in rows}) - len(labels)
-    more = f"; {left_out} slower ones left out" if left_out else ""
+    more = f"; {left_out} policies left out" if left_out else ""
     _finish(figure, axes, rows, f"TPOT against slots, best depth of each policy{more}", date)
     return figure
 

@@ -22,18 +22,19 @@ from routes import (
     with_link,
 )
 
+from specter_sim.offload.journal import Journal
 from specter_sim.policies import PREFETCH
 from specter_sim.results import Result
 from specter_sim.setup import Request
 from specter_sim.sim import Run, World
-from specter_sim.types import LoadKind
+from specter_sim.types import Load, LoadKind
 
 DEPTHS = ("never", "1", "3", "7", "governor")
 
 
 def check_conservation(run: Run) -> None:
     """What must hold of every run, whatever it decided."""
-    r, costs = run.result, run.offloader
+    r, offloader = run.result, run.offloader
     assert r.demands == r.hits + r.pending_hits + r.misses
     assert r.loads == r.demand_loads + r.prefetch_loads
     assert r.useful_prefetches + r.late_prefetches + r.wasted_prefetches == r.prefetch_loads
@@ -47,14 +48,40 @@ def check_conservation(run: Run) -> None:
     assert abs(r.idle_s) <= 1e-9 * r.run_s
     assert r.link_busy_s <= r.run_s * (1 + 1e-12)
     assert r.bound_s <= r.decode_s * (1 + 1e-12)
-    assert not any(costs.state.holds)
+    assert not any(offloader.state.holds)
+    for journal in run.journals:
+        check_residency(journal, offloader.state.experts)
+
+
+def check_residency(journal: Journal, experts: int) -> None:
+    """No load evicts what is held or on its way, and no slot is given away twice."""
+    flying: set[int] = set()
+    held: set[int] = set()
+    slots: dict[int, int] = {}
+    for entry in journal:
+        args: Any = entry.args
+        if entry.call == "next_load" and isinstance(entry.answer, Load):
+            load = entry.answer
+            assert load.victim not in flying | held
+            assert load.expert not in slots.values()
+            assert load.victim < 0 or slots.get(load.slot, load.victim) == load.victim
+            slots[load.slot] = load.expert
+            flying.add(load.expert)
+        elif entry.call == "copied":
+            flying.remove(args[0].load.expert)
+        elif entry.call == "demand":
+            held = {args[0] * experts + expert for expert in args[1]}
+        elif entry.call == "release":
+            held.remove(args[0])
+            # A staged expert leaves with its release; whoever comes next finds the slot free.
+            slots = {slot: e for slot, e in slots.items() if e != args[0]}
 
 
 def stalls_of(r: Result) -> tuple[float, float, float]:
     return r.stall_demand_s, r.stall_late_s, r.stall_join_s
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     slots=st.integers(1, 6),
     eviction=st.sampled_from(EVICTIONS),
@@ -65,6 +92,8 @@ def stalls_of(r: Result) -> tuple[float, float, float]:
     staging=st.sampled_from([0, 0, 1, 2]),
     shape=st.tuples(st.integers(1, 3), st.integers(2, 6), st.integers(1, 3)),
     acceptance=st.sampled_from([0.0, 0.6, 1.0]),
+    bandwidth=st.sampled_from(["1 MB/s", "10 MB/s", "100 MB/s"]),
+    queue_depth=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
 def test_every_run_ends_and_adds_up(
@@ -77,6 +106,8 @@ def test_every_run_ends_and_adds_up(
     staging: int,
     shape: tuple[int, int, int],
     acceptance: float,
+    bandwidth: str,
+    queue_depth: int,
     seed: int,
 ) -> None:
     layers, experts, top_k = shape
@@ -100,6 +131,8 @@ def test_every_run_ends_and_adds_up(
         memory__layout="global" if prefetch == "stream" else layout,
         memory__staging_slots=staging,
         policy__demand="staging" if staging else "resident",
+        machine__link_bandwidth=bandwidth,
+        machine__queue_depth=queue_depth,
         experts__grouped=grouped,
         policy__eviction=eviction,
         policy__prefetch=prefetch,

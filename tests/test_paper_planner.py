@@ -73,6 +73,12 @@ def test_chunks_follow_the_estimates() -> None:
     assert made == [3, 5, 7, 9, 10, 11, 12, 13, 14, 15]
 
 
+def test_part_of_a_step_is_a_whole_step() -> None:
+    """1.5 draft steps of copying put the next boundary two steps off."""
+    offloader = planner(16, slots=8, load_bytes=18e6)
+    assert plans(offloader, 16, [[0]], seconds=1e-3, copy_s=1.5e-3)[:3] == [3, 5, 6]
+
+
 def test_several_plans_when_copies_are_fast() -> None:
     assert plans(planner(16), 16, [[0, 1]], seconds=1e-2) == list(range(3, 16))
 

@@ -1,0 +1,43 @@
+"""The compiled entry points. Importing this module compiles them, or loads them from the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specter_sim.engine import kernel
+from specter_sim.engine.compile import register, use_cache_folder
+
+use_cache_folder()
+
+from numba import njit, void  # noqa: E402
+from numba.core.types import int64  # noqa: E402
+
+from specter_sim.engine.block_type import block_at  # noqa: E402
+
+register()
+
+_OPTIONS: Any = {"cache": True, "nogil": True, "error_model": "numpy"}
+
+
+@njit(void(int64, int64), **_OPTIONS)
+def serve_prompt(address: int, number: int) -> None:
+    """Prefill request ``number`` of the block at ``address``."""
+    kernel.serve_prompt(block_at(address), number)
+
+
+@njit(void(int64, int64), **_OPTIONS)
+def serve_text(address: int, number: int) -> None:
+    """Decode request ``number`` of the block at ``address``."""
+    kernel.serve_text(block_at(address), number)
+
+
+@njit(int64(int64, int64, int64), **_OPTIONS)
+def least_loads(address: int, first: int, last: int) -> int:
+    """Loads that no schedule could have avoided in some windows of the last request served."""
+    return kernel.least_loads(block_at(address), first, last)
+
+
+@njit(void(int64), **_OPTIONS)
+def drain(address: int) -> None:
+    """Let the copies under way finish."""
+    kernel.drain(block_at(address))

@@ -1,0 +1,97 @@
+"""Run a setup on the compiled engine."""
+
+from __future__ import annotations
+
+from specter_sim.engine.block import Block
+from specter_sim.engine.flatten import block_of
+from specter_sim.engine.kernel import (
+    BEGAN_S,
+    COMPUTED_S,
+    DRAFTED_S,
+    LINK_BUSY,
+    NOW,
+    NUM_STALLS,
+    NUM_TIMES,
+    START_S,
+)
+from specter_sim.offload.decode import StallCause
+from specter_sim.results import Result
+from specter_sim.setup import Setup
+from specter_sim.sim.account import COUNTED, Decoded, summarize
+from specter_sim.sim.profile import with_profiled_depth
+
+_CAUSES = (StallCause.DEMAND, StallCause.LATE, StallCause.JOIN)
+
+
+def why_not(setup: Setup) -> str | None:
+    """Why this setup needs the SimPy world, None when the compiled engine can run it."""
+    if setup.machine.host.pinned_share(setup.plan.host_bytes) < 1:
+        return "some experts are not in pinned memory, and their bounce copies share the host"
+    return None
+
+
+def simulate_compiled(setup: Setup) -> Result:
+    """What ``sim.simulate`` returns, by the compiled engine.
+
+    Raises ValueError for a setup that ``why_not`` refuses.
+    """
+    reason = why_not(setup)
+    if reason is not None:
+        raise ValueError(reason)
+    if setup.depth.name == "profile":
+        setup = with_profiled_depth(setup, simulate_compiled)
+    return summarize_block(setup, *serve(setup))
+
+
+def serve(setup: Setup, journal_entries: int = 0) -> tuple[Block, list[Decoded]]:
+    """Serve every request; the block holds clock and journal afterwards."""
+    from specter_sim.engine import entries  # compiles, or loads what was compiled before
+
+    block = block_of(setup, journal_entries)
+    requests = []
+    for number, request in enumerate(setup.requests):
+        if number > 0 and setup.config.trace.between == "cold":
+            entries.drain(block.address)
+            block.put_all(setup.new_state(request.begin)._asdict())
+            block.put("depth_memory", setup.rules.depth_memory)
+        entries.serve_prompt(block.address, number)
+        before, first = _counts(block), int(block.arrays["window_count"][0])
+        entries.serve_text(block.address, number)
+        last = int(block.arrays["window_count"][0])
+        least = entries.least_loads(block.address, first, last)
+        requests.append(_decoded(block, number, first, last, before, least))
+    return block, requests
+
+
+def summarize_block(setup: Setup, block: Block, requests: list[Decoded]) -> Result:
+    """All metrics of a served block."""
+    clock = block.arrays["clock"]
+    return summarize(setup, requests, float(clock[NOW]), float(clock[LINK_BUSY]))
+
+
+def _decoded(
+    block: Block, number: int, first: int, last: int, before: dict[str, int], least: int
+) -> Decoded:
+    arrays = block.arrays
+    times = arrays["request_times"][number * NUM_TIMES : (number + 1) * NUM_TIMES]
+    stalls = arrays["stall_s"][number * NUM_STALLS : (number + 1) * NUM_STALLS]
+    windows = slice(first, last)
+    counts = _counts(block)
+    return Decoded(
+        float(times[BEGAN_S]),
+        float(times[START_S]),
+        arrays["window_began_s"][windows],
+        arrays["window_ended_s"][windows],
+        arrays["window_depth"][windows],
+        arrays["window_accepted"][windows],
+        {cause: float(seconds) for cause, seconds in zip(_CAUSES, stalls, strict=True)},
+        {name: counts[name] - before[name] for name in counts},
+        float(times[DRAFTED_S]),
+        float(times[COMPUTED_S]),
+        least,
+    )
+
+
+def _counts(block: Block) -> dict[str, int]:
+    counters = block.arrays["counters"]
+    return {name: int(counters[place]) for name, place in COUNTED.items()}

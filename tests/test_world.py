@@ -104,11 +104,12 @@ def test_prefill_of_a_long_prompt_pays_each_expert_once() -> None:
 
 
 def test_tpot_has_one_formula() -> None:
-    trace = random_trace(30, sequences=2, seed=3)
+    trace = random_trace(30, sequences=2, acceptance=1.0, seed=3)
     run = run_of(trace, policy__depth=3)
     spans = [(s.windows[0].ended_s, s.windows[-1].ended_s) for s in run.served]
     seconds = sum(last - first for first, last in spans)
-    later = 60 - sum(s.windows[0].outcome.accepted + 1 for s in run.served)
+    assert [s.windows[0].outcome.accepted for s in run.served] == [3, 3]
+    later = 60 - 2 * 4
     assert run.result.tpot_s == pytest.approx(seconds / later)
     assert run.result.tpot_paper_s == pytest.approx(seconds / (60 - 2))
     assert run.result.tpot_p50_s <= run.result.tpot_p99_s

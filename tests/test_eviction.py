@@ -259,3 +259,14 @@ def test_belady_sees_from_where_a_cold_request_starts() -> None:
         for request in run.served
     ]
     assert [request.counts["demand_loads"] for request in run.served] == least
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 1.0])
+def test_belady_is_optimal_over_windows_that_are_partly_taken_back(acceptance: float) -> None:
+    """A rejected position is demanded again: its experts' next use is the next window."""
+    for seed in range(4):
+        trace = random_trace(60, layers=2, experts=14, acceptance=acceptance, seed=seed)
+        run = run_of(trace, memory__slots=8, policy__eviction="belady", policy__depth=3)
+        served = run.served[0].unions
+        least = sum(clairvoyant_loads(served[layer::2], 8) for layer in range(2))
+        assert run.result.loads == least

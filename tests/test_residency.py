@@ -176,5 +176,5 @@ class Driver(RuleBasedStateMachine):
             assert not self.flying
 
 
-Driver.TestCase.settings = settings(max_examples=150, stateful_step_count=80, deadline=None)
+Driver.TestCase.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)
 TestResidency = Driver.TestCase

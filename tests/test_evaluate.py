@@ -7,7 +7,6 @@ import pytest
 from toy_traces import toy_trace
 
 from specter_sim.config import RunConfig, build, resolved
-from specter_sim.setup import cached_file
 from specter_sim.sweep import evaluate
 from specter_sim.sweep.evaluate import inputs_of
 from specter_sim.sweep.twin import drafts, twin_of
@@ -17,7 +16,6 @@ from specter_traces import save
 @pytest.fixture(autouse=True)
 def fresh_caches() -> None:
     """Files are read once a process; these tests change them."""
-    cached_file.cache_clear()
     evaluate._file_hash.cache_clear()
 
 
@@ -48,7 +46,6 @@ def test_equal_configurations_give_equal_rows(toy: Path) -> None:
 def test_the_identity_follows_the_routes_in_the_file(toy: Path) -> None:
     before = inputs_of(config(toy))
     save(toy_trace(8, 48, 6, (40,), seed=1), toy)
-    cached_file.cache_clear()
     assert inputs_of(config(toy)) != before
 
 

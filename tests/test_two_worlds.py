@@ -147,7 +147,7 @@ def wall_clock_run(setup: Setup, rules: Rules) -> Journal:
     journal = Journal()
     offloader = Offloader(setup.new_state(), rules, journal)
     device = CopyThread(copy_s=3e-4, queue_depth=2)
-    routes = read_routes(setup.trace, setup.accepted.tolist(), use_gate=True)
+    routes = read_routes(setup.trace, setup.text.accepted.tolist(), use_gate=True)
     model = SleepingModel(routes, device, setup.trace.num_positions)
     grouped = setup.config.experts.grouped
     model.begin_prompt(4)

@@ -20,8 +20,6 @@ from specter_sim.engine.kernel import (
 )
 from specter_sim.engine.rules import DEPTH_NUMBERS, EVICTION_NUMBERS, PREFETCH_NUMBERS
 from specter_sim.setup import Setup
-from specter_sim.sim.traced_model import accepted_runs
-from specter_traces import Trace
 
 Fields = dict[str, Any]
 
@@ -29,7 +27,7 @@ Fields = dict[str, Any]
 def block_of(setup: Setup, journal_entries: int = 0) -> Block:
     """Everything a compiled run of this setup touches, at its start."""
     return Block(
-        setup.new_state()._asdict()
+        setup.new_state(setup.requests[0].begin, array_of)._asdict()
         | rule_fields(setup)
         | link_fields(setup)
         | cost_fields(setup)
@@ -38,6 +36,11 @@ def block_of(setup: Setup, journal_entries: int = 0) -> Block:
         | bound_fields(setup)
         | result_fields(setup, journal_entries)
     )
+
+
+def array_of(count: int, value: float) -> NDArray[Any]:
+    """An array of equal numbers: how the compiled engine keeps a state."""
+    return np.full(count, value, dtype=np.float64 if isinstance(value, float) else np.int64)
 
 
 def rule_fields(setup: Setup) -> Fields:
@@ -91,33 +94,16 @@ def cost_fields(setup: Setup) -> Fields:
 
 
 def text_fields(setup: Setup) -> Fields:
-    """The recorded routes; shared by all runs over the same trace."""
-    target, draft, gate = flat_routes(setup.trace)
-    runs = accepted_runs(setup.accepted.tolist(), setup.trace.sequence_offsets.tolist())
+    """The recorded routes; the arrays of a text are shared by all its runs."""
+    text = setup.text
     rows = [(r.begin, r.prompt_tokens, r.context, r.start, r.last) for r in setup.requests]
     return {
-        "target": target,
-        "draft": draft,
-        "gate": gate,
-        "accepted": runs,
+        "target": text.sorted_target,
+        "draft": text.flat_draft,
+        "gate": text.gate,
+        "accepted": text.accepted_runs_array,
         "requests": np.array(rows, dtype=np.int64),
     }
-
-
-def flat_routes(
-    trace: Trace,
-) -> tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.int16]]:
-    """Target ids ascending, draft routes as flat indices, gate ids with an empty first layer."""
-    first = trace.num_experts * np.arange(trace.num_layers, dtype=np.int32)
-    target = np.sort(trace.target_ids, axis=2).astype(np.int16)
-    draft = np.zeros(0, dtype=np.int32)
-    if trace.draft_ids is not None:
-        draft = trace.draft_ids.astype(np.int32) + first[None, :, None]
-    gate = np.zeros(0, dtype=np.int16)
-    if trace.gate_ids is not None:
-        none = np.zeros_like(trace.gate_ids[:, :1])
-        gate = np.concatenate([none, trace.gate_ids], axis=1).astype(np.int16)
-    return target, draft, gate
 
 
 def scratch_fields(setup: Setup) -> Fields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specter_sim.engine.block import Block
-from specter_sim.engine.flatten import block_of
+from specter_sim.engine.flatten import array_of, block_of
 from specter_sim.engine.kernel import (
     BEGAN_S,
     COMPUTED_S,
@@ -52,7 +52,7 @@ def serve(setup: Setup, journal_entries: int = 0) -> tuple[Block, list[Decoded]]
     for number, request in enumerate(setup.requests):
         if number > 0 and setup.config.trace.between == "cold":
             entries.drain(block.address)
-            block.put_all(setup.new_state(request.begin)._asdict())
+            block.put_all(setup.new_state(request.begin, array_of)._asdict())
             block.put("depth_memory", setup.rules.depth_memory)
         entries.serve_prompt(block.address, number)
         before, first = _counts(block), int(block.arrays["window_count"][0])

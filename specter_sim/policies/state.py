@@ -10,8 +10,9 @@ indexing and arithmetic: no length, no slice, no iteration. Scalars that change 
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+Numbers = Any  # a sequence of numbers: a list, a tuple or a numpy array
 Ints = MutableSequence[int]
 Floats = MutableSequence[float]
 
@@ -104,11 +105,12 @@ def new_state(
     decay: float = 1.0,
     forget: bool = False,
     seed: int = 0,
-    hot: Sequence[int] | None = None,
-    future: tuple[Sequence[int], Sequence[int]] | None = None,
-    routes_ahead: Sequence[int] = (),
-    accepted_run: Sequence[int] = (),
+    hot: Numbers | None = None,
+    future: tuple[Numbers, Numbers] | None = None,
+    routes_ahead: Numbers = (),
+    accepted_run: Numbers = (),
     position: int = 0,
+    array: Callable[[int, float], Any] | None = None,
 ) -> State:
     """An empty device: nothing resident, nothing planned.
 
@@ -123,14 +125,16 @@ def new_state(
         routes_ahead: [positions*L*K] flat indices of the target's routes.
         accepted_run: [positions] how many proposals in a row are accepted from there.
         position: where the text to be decoded begins; earlier uses are past.
+        array: makes a sequence of ``count`` equal numbers; lists unless given.
     """
+    array = list_of if array is None else array
     total, groups = layers * experts, len(slots)
     begin = [0]
     for count in (*slots, staging_slots):
         begin.append(begin[-1] + count)
     counters = [0] * NUM_COUNTERS
     counters[LAYER] = -1
-    future_begin, positions = future if future is not None else ([0] * (total + 1), [])
+    future_begin, positions = ((), ()) if future is None else future
     state = State(
         layers=layers,
         experts=experts,
@@ -138,36 +142,49 @@ def new_state(
         top_k=top_k,
         known=len(accepted_run),
         ahead=len(routes_ahead),
-        counters=counters,
-        knobs=[decay, float(forget), float(seed)],
-        residency=[ABSENT] * total,
-        slot_of=[-1] * total,
-        holds=[0] * total,
-        last_access=[0] * total,
-        last_window=[0] * total,
-        loaded=[0] * total,
-        uses=[0.0] * total,
-        fresh=[0] * total,
-        hot=list(hot) if hot is not None else [0] * total,
-        predicted=[0] * total,
-        planned=[0] * total,
-        next_use=[NEVER] * total,
-        future_begin=list(future_begin),
-        future=list(positions),
-        routes_ahead=list(routes_ahead),
-        accepted_run=list(accepted_run),
-        occupant=[-1] * begin[-1],
-        free=[*slots, staging_slots],
-        slot_begin=begin,
-        demand_queue=[0] * total,
-        plan_queue=[0] * total,
-        members=[0] * total,
-        hints=[0] * experts,
-        touched=[0] * total,
+        counters=copy_of(counters, array),
+        knobs=copy_of([decay, float(forget), float(seed)], array, 0.0),
+        residency=array(total, ABSENT),
+        slot_of=array(total, -1),
+        holds=array(total, 0),
+        last_access=array(total, 0),
+        last_window=array(total, 0),
+        loaded=array(total, 0),
+        uses=array(total, 0.0),
+        fresh=array(total, 0),
+        hot=array(total, 0) if hot is None else copy_of(hot, array),
+        predicted=array(total, 0),
+        planned=array(total, 0),
+        next_use=array(total, NEVER),
+        future_begin=copy_of(future_begin, array),
+        future=copy_of(positions, array),
+        routes_ahead=copy_of(routes_ahead, array),
+        accepted_run=copy_of(accepted_run, array),
+        occupant=array(begin[-1], -1),
+        free=copy_of([*slots, staging_slots], array),
+        slot_begin=copy_of(begin, array),
+        demand_queue=array(total, 0),
+        plan_queue=array(total, 0),
+        members=array(total, 0),
+        hints=array(experts, 0),
+        touched=array(total, 0),
     )
-    for index in range(total):
-        seek_future(state, index, position)
+    if future is not None:
+        for index in range(total):
+            seek_future(state, index, position)
     return state
+
+
+def list_of(count: int, value: float) -> Any:
+    """A list of ``count`` equal numbers: how the interpreted worlds keep a state."""
+    return [value] * count
+
+
+def copy_of(values: Any, array: Callable[[int, float], Any], zero: float = 0) -> Any:
+    """The numbers of ``values`` in a sequence of the kind ``array`` makes."""
+    made = array(len(values), zero)
+    made[:] = values.tolist() if isinstance(made, list) and hasattr(values, "tolist") else values
+    return made
 
 
 def group_of(s: State, index: int) -> int:

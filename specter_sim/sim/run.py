@@ -54,7 +54,7 @@ class World:
         self.link = self._link(timeline)
         self.device = SimDevice(self.env, self.link)
         self.model = TracedModel(
-            read_routes(setup.trace, setup.accepted.tolist(), "gate" in setup.prefetch.needs),
+            read_routes(setup.trace, setup.text.accepted.tolist(), "gate" in setup.prefetch.needs),
             setup.costs,
             self.gpu,
             demand_all=setup.demand_all,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from specter_sim.hardware.costs import Costs
+from specter_sim.setup.text import accepted_runs
 from specter_sim.sim.gpu import Gpu
 from specter_sim.types import DraftStep
 from specter_traces import Trace
@@ -48,17 +48,6 @@ def read_routes(trace: Trace, accepted: Sequence[bool], use_gate: bool) -> Route
         gate = [[[], *row] for row in trace.gate_ids.tolist()]
     run = accepted_runs(accepted, trace.sequence_offsets.tolist())
     return Routes(layers, experts, trace.top_k, target, draft, gate, run)
-
-
-def accepted_runs(accepted: Sequence[bool], offsets: Sequence[int]) -> list[int]:
-    """For every position, how many proposals in a row are accepted before its sequence ends."""
-    runs = [0] * len(accepted)
-    for begin, end in pairwise(offsets):
-        run = 0
-        for position in range(end - 2, begin - 1, -1):
-            run = run + 1 if accepted[position] else 0
-            runs[position] = run
-    return runs
 
 
 class TracedModel:

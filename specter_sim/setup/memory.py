@@ -1,0 +1,98 @@
+"""The machine a configuration describes, and how its device memory is divided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specter_sim.config import RunConfig
+from specter_sim.hardware import (
+    ExpertBytes,
+    Machine,
+    MemoryPlan,
+    ModelShape,
+    SlotLayout,
+    find_machine,
+    plan_for_budget,
+    plan_for_slots,
+)
+from specter_traces.errors import UsageError
+
+_OVERRIDES = {
+    "link_bandwidth": "link_bytes_per_s",
+    "link_latency": "link_latency_s",
+    "queue_depth": "link_queue_depth",
+    "granularity": "link_granularity_bytes",
+    "vram": "gpu_memory_bytes",
+    "hbm_bandwidth": "gpu_hbm_bytes_per_s",
+    "host_bandwidth": "host_memory_bytes_per_s",
+    "host_memory": "host_memory_bytes",
+    "launch": "gpu_launch_s",
+}
+
+
+def machine_of(config: RunConfig) -> Machine:
+    """The named machine with the configuration's changes."""
+    given = config.machine.model_dump()
+    changes = {field: given[key] for key, field in _OVERRIDES.items() if given.get(key) is not None}
+    return find_machine(config.machine.name).with_(**changes)
+
+
+def staging_slots(config: RunConfig) -> int:
+    """Transient slots of the demand policy."""
+    return config.memory.staging_slots if config.policy.demand == "staging" else 0
+
+
+def draft_bits(config: RunConfig, drafts: bool) -> int | None:
+    """Bits of the resident draft or base; None when nothing of the kind is on the device."""
+    if config.experts.form == "coded-base":
+        return config.experts.draft_bits
+    if not drafts:
+        return None
+    if config.experts.draft_bits is None:
+        raise UsageError(
+            f'depth "{config.policy.depth}" needs a draft: set experts.draft_bits to 2, 3, 4 or 8'
+        )
+    return config.experts.draft_bits
+
+
+def memory_plan(
+    config: RunConfig, shape: ModelShape, machine: Machine, sizes: ExpertBytes
+) -> MemoryPlan:
+    """Slots from their number, a budget, or all of the machine's memory."""
+    memory, context = config.memory, config.trace.context
+    staged = staging_slots(config)
+    unshared = shape.dense_bytes() if not config.experts.shared_draft and sizes.has_draft else 0
+    if memory.slots is not None:
+        if memory.slots > shape.num_experts:
+            raise UsageError(
+                f"{shape.name} has {shape.num_experts} experts a layer, got memory.slots = "
+                f"{memory.slots}: at most all of them can be resident"
+            )
+        plan = plan_for_slots(shape, sizes, memory.slots * shape.moe_layers, context, staged)
+    else:
+        budget = memory.budget if memory.budget is not None else machine.gpu.memory_bytes
+        layout = SlotLayout(memory.layout)
+        plan = plan_for_budget(shape, sizes, budget - unshared, context, staged, layout)
+    return replace(
+        plan,
+        draft_bytes=plan.draft_bytes + unshared,
+        total_bytes=plan.total_bytes + unshared,
+    )
+
+
+def slot_counts(config: RunConfig, shape: ModelShape, plan: MemoryPlan) -> tuple[int, ...]:
+    """Slots of each eviction group."""
+    if config.memory.layout == "global":
+        return (plan.slots,)
+    return (plan.slots // shape.moe_layers,) * shape.moe_layers
+
+
+def check_slots(config: RunConfig, shape: ModelShape, plan: MemoryPlan) -> None:
+    """A layer that cannot hold one token's experts runs in rounds: only when asked for."""
+    per_layer = plan.slots // shape.moe_layers
+    if per_layer >= shape.top_k or config.memory.allow_rounds:
+        return
+    raise UsageError(
+        f"{shape.name} needs {shape.top_k} slots a layer for one token, got {per_layer}: raise "
+        "memory.slots or the budget, or set memory.allow_rounds = true to run a layer in rounds"
+    )

@@ -1,0 +1,128 @@
+"""Policies by name, with checked parameters and the memory each starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from specter_sim.config import RunConfig
+from specter_sim.hardware import Costs, Machine, ModelShape
+from specter_sim.names import suggestion
+from specter_sim.policies import governor, paper_planner
+from specter_sim.policies.catalogue import (
+    DEPTH,
+    EVICTION,
+    PREFETCH,
+    DepthInfo,
+    EvictionInfo,
+    PolicyInfo,
+    PrefetchInfo,
+    Scalar,
+)
+from specter_traces.errors import UsageError
+
+P = TypeVar("P", bound=PolicyInfo)
+
+
+def policies_of(config: RunConfig) -> tuple[EvictionInfo, PrefetchInfo, DepthInfo]:
+    """The three policies by name; a number as depth means that fixed depth."""
+    names = config.policy
+    depth = "fixed" if names.depth.isdecimal() else names.depth
+    return (
+        named(EVICTION, names.eviction, "eviction"),
+        named(PREFETCH, names.prefetch, "prefetch"),
+        named(DEPTH, depth, "depth"),
+    )
+
+
+def named(known: Mapping[str, P], name: str, kind: str) -> P:
+    """The policy of that name. Raises UsageError with the nearest."""
+    if name not in known:
+        raise UsageError(f'unknown {kind} policy "{name}": {suggestion(name, known)}')
+    return known[name]
+
+
+def depth_params(config: RunConfig) -> Mapping[str, Scalar]:
+    """Depth parameters, with a depth given by number."""
+    name, given = config.policy.depth, config.policy.depth_params
+    return {**given, "depth": int(name)} if name.isdecimal() else given
+
+
+def params_of(info: PolicyInfo, given: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Defaults overlaid with what was given. Raises UsageError for unknown or impossible ones."""
+    values = {name: param.default for name, param in info.params.items()}
+    for name, value in given.items():
+        if name not in info.params:
+            hint = suggestion(name, info.params) if info.params else "it takes none"
+            raise UsageError(f'policy "{info.name}" has no parameter "{name}": {hint}')
+        values[name] = checked(info, name, value)
+    return values
+
+
+def checked(info: PolicyInfo, name: str, value: Scalar) -> Scalar:
+    """A parameter's value, of its type and in its range."""
+    param = info.params[name]
+    kind = type(param.default)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = isinstance(value, kind) or (kind is float and number)
+    if not fits or (kind is not bool and isinstance(value, bool)):
+        raise UsageError(f"{info.name}.{name} ({param.doc}) must be {kind.__name__}, got {value!r}")
+    low = param.least is not None and number and value < param.least  # type: ignore[operator]
+    high = param.most is not None and number and value > param.most  # type: ignore[operator]
+    if low or high:
+        most = "any" if param.most is None else param.most
+        raise UsageError(
+            f"{info.name}.{name} ({param.doc}) must lie in {param.least} .. {most}, got {value!r}"
+        )
+    return value
+
+
+def check_policies(
+    config: RunConfig, eviction: EvictionInfo, prefetch: PrefetchInfo, drafts: bool
+) -> None:
+    """Combinations that make no sense."""
+    if "paired" in prefetch.needs and not drafts:
+        raise UsageError(
+            f'prefetch "{prefetch.name}" follows a draft, but depth is "{config.policy.depth}": '
+            "choose a depth of at least 1, or another prefetch"
+        )
+    if config.policy.demand == "staging" and config.memory.staging_slots == 0:
+        raise UsageError(
+            "demand = staging needs transient slots: set memory.staging_slots to at least 1"
+        )
+    if prefetch.name == "stream" and config.memory.layout != "global":
+        raise UsageError('prefetch "stream" moves whole layers: set memory.layout = "global"')
+
+
+def prefetch_memory(
+    info: PrefetchInfo, params: Mapping[str, Scalar], costs: Costs
+) -> tuple[float, ...]:
+    """What the prefetch rule starts a request with."""
+    if info.name == "paper":
+        return tuple(paper_planner.new_memory(float(costs.load_bytes)))
+    return tuple(float(value) for name, value in params.items() if name != "decay")
+
+
+def depth_memory(
+    info: DepthInfo,
+    params: Mapping[str, Scalar],
+    unions: Sequence[float],
+    shape: ModelShape,
+    machine: Machine,
+    costs: Costs,
+    context: int,
+) -> tuple[float, ...]:
+    """What the depth rule starts with; ``unions`` are experts a layer needs, by depth."""
+    if info.name != "governor":
+        return (float(params.get("depth", 0)),)
+    depths = range(int(params["most"]) + 1)
+    draft_s = [depth * costs.draft_step_s(context) for depth in depths]
+    verify_s = [
+        shape.moe_layers * costs.layer_s(depth + 1, context)
+        + shape.moe_layers * costs.experts_s(round(unions[depth]), (depth + 1) * shape.top_k)
+        + costs.fixed_s(depth + 1, context)
+        for depth in depths
+    ]
+    demands = [shape.moe_layers * unions[depth] for depth in depths]
+    load_s = costs.load_bytes / machine.link.bytes_per_s
+    return tuple(governor.new_memory(draft_s, verify_s, demands, load_s, int(params["probe"])))

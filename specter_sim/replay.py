@@ -13,6 +13,8 @@ from specter_sim.offload.residency import access, arrived, reserve
 from specter_sim.policies.eviction import find_slot
 from specter_sim.policies.state import (
     DEMAND,
+    HITS,
+    MISSES,
     NEXT_START,
     RESIDENT,
     WINDOW,
@@ -40,32 +42,36 @@ def replay_batched(s: State, key: VictimKey, rows: Sequence[Sequence[Sequence[in
     Args:
         rows: [token][layer] distinct ids in the layer.
     """
-    hits = misses = 0
+    hits, misses = s.counters[HITS], s.counters[MISSES]
     for position, row in enumerate(rows):
         schedule.begin_window(s, position, 0, position + 1)
         for layer, experts in enumerate(row):
-            base = layer * s.experts
-            for expert in experts:
-                resident = s.residency[base + expert] == RESIDENT
-                hits, misses = hits + resident, misses + (not resident)
-            demand_and_run(s, key, layer, experts)
+            demand_and_run(s, key, layer, experts, len(experts))
         schedule.end_window(s)
-    return Counts(hits, misses)
+    return Counts(s.counters[HITS] - hits, s.counters[MISSES] - misses)
 
 
-def demand_and_run(s: State, key: VictimKey, layer: int, experts: Sequence[int]) -> None:
-    """One layer with loads that arrive at once; experts release their slots as they run."""
-    schedule.demand(s, layer, experts, len(experts), (), 0)
-    waiting = [layer * s.experts + expert for expert in experts]
-    while waiting:
+def demand_and_run(
+    s: State, key: VictimKey, layer: int, experts: Sequence[int], count: int
+) -> None:
+    """One layer with loads that arrive at once; its ``count`` experts release as they run."""
+    schedule.demand(s, layer, experts, count, s.hints, 0)
+    waiting, base = count, layer * s.experts
+    while waiting > 0:
+        load_all(s, key)
+        for place in range(count):
+            index = base + experts[place]
+            if s.holds[index] > 0 and s.residency[index] == RESIDENT:
+                schedule.release(s, index)
+                waiting -= 1
+
+
+def load_all(s: State, key: VictimKey) -> None:
+    """Every load that may start arrives."""
+    load = schedule.next_load(s, key)
+    while load[0] >= 0:
+        schedule.copied(s, load[0], load[2])
         load = schedule.next_load(s, key)
-        while load[0] >= 0:
-            schedule.copied(s, load[0], load[2])
-            load = schedule.next_load(s, key)
-        ready = [index for index in waiting if s.residency[index] == RESIDENT]
-        for index in ready:
-            schedule.release(s, index)
-        waiting = [index for index in waiting if index not in ready]
 
 
 def replay_sequential(s: State, key: VictimKey, indices: Sequence[int]) -> Counts:
@@ -74,16 +80,20 @@ def replay_sequential(s: State, key: VictimKey, indices: Sequence[int]) -> Count
     Args:
         indices: flat indices in lookup order; the place of a lookup is its position in time.
     """
-    hits = misses = 0
+    hits = 0
     for place, index in enumerate(indices):
-        s.counters[WINDOW] = place
-        s.counters[NEXT_START] = place + 1
-        if s.residency[index] == RESIDENT:
-            hits += 1
-        else:
-            misses += 1
-            slot = find_slot(s, index, DEMAND, key)
-            reserve(s, group_of(s, index), slot, index)
-            arrived(s, index)
-        access(s, index)
-    return Counts(hits, misses)
+        hits += look_up(s, key, place, index)
+    return Counts(hits, len(indices) - hits)
+
+
+def look_up(s: State, key: VictimKey, place: int, index: int) -> int:
+    """One lookup that holds nothing: 1 for a hit, 0 for a miss, which loads at once."""
+    s.counters[WINDOW] = place
+    s.counters[NEXT_START] = place + 1
+    hit = 1 if s.residency[index] == RESIDENT else 0
+    if hit == 0:
+        slot = find_slot(s, index, DEMAND, key)
+        reserve(s, group_of(s, index), slot, index)
+        arrived(s, index)
+    access(s, index)
+    return hit

@@ -30,7 +30,7 @@ def test_the_current_set_is_never_evicted() -> None:
     rows = [[[0, 1]], [[2, 3]], [[0, 1]], [[1, 2]]]
     s = state(1, 4, 2)
     for row in rows:
-        demand_and_run(s, EVICTION["lru"].rule, 0, row[0])
+        demand_and_run(s, EVICTION["lru"].rule, 0, row[0], len(row[0]))
         assert all(s.residency[expert] == RESIDENT for expert in row[0])
 
 

@@ -326,3 +326,13 @@ def test_bundled_traces_are_sound(name: str) -> None:
     assert validate(trace) == []
     assert trace.header.name == name and trace.is_paired
     assert not trace.header.marks
+
+
+def test_a_draft_without_bits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "toy.safetensors"
+    save(toy_trace(lengths=(4,)), path)
+    content = path.read_bytes()
+    assert content.count(b'\\"bits\\"') == 1
+    path.write_bytes(content.replace(b'\\"bits\\"', b'\\"bitz\\"'))
+    with pytest.raises(SpecterError, match="'draft' cannot be read"):
+        load(path)

@@ -19,7 +19,8 @@ from specter_sim.policies.plan import add_to_plan, clear_plan
 from specter_sim.policies.prefetch import PrefetchRule
 from specter_sim.policies.state import State
 from specter_sim.setup import Setup
-from specter_sim.sim.traced_model import Routes, accepted_runs, read_routes
+from specter_sim.setup.text import accepted_runs
+from specter_sim.sim.traced_model import Routes, read_routes
 from specter_sim.types import Copied, DraftStep, Load
 
 

@@ -157,7 +157,7 @@ def _read(raw: dict[str, Any], name: str, kind: type) -> Any:
         return value
     try:
         return _read_object(name, value)
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, KeyError, AttributeError):
         raise SpecterError(f"trace header field {name!r} cannot be read: {value!r:.60}") from None
 
 

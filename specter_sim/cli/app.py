@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("specter_sim.cli.run:run", "Simulate one configuration and say what it comes to."),
     "sweep": ("specter_sim.cli.sweep:sweep", "Simulate many configurations, resumably; plot them."),
     "compare": ("specter_sim.cli.compare:compare", "Rank the presets at equal memory and slots."),
+    "report": ("specter_sim.cli.report:report", "Write a sweep's results as one HTML page."),
     "trace": ("specter_sim.cli.trace:app", "Look at router traces, check, import, synthesize."),
     "hardware": ("specter_sim.cli.hardware:hardware_command", "List machines, or show one."),
     "models": ("specter_sim.cli.hardware:models_command", "List models, or show one."),

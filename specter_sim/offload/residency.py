@@ -59,7 +59,7 @@ def access(s: State, index: int) -> None:
     c = s.counters
     c[TICK] += 1
     s.last_access[index] = c[TICK]
-    if s.uses[index] > 0.0 and s.last_window[index] != c[WINDOW]:
+    if s.knobs[DECAY] < 1.0 and s.uses[index] > 0.0 and s.last_window[index] != c[WINDOW]:
         s.uses[index] *= power(s.knobs[DECAY], c[WINDOW] - s.last_window[index])
     s.uses[index] += 1.0
     s.last_window[index] = c[WINDOW]

@@ -88,7 +88,7 @@ class Setup:
             self.shape.top_k,
             self.slots,
             staging_slots=staging_slots(self.config),
-            decay=float(params.get("decay", 0.9)),
+            decay=float(params.get("decay", 1.0)),
             forget=bool(params.get("forget", False)),
             seed=int(params.get("seed", self.config.trace.seed)),
             hot=self.hot,

@@ -19,16 +19,16 @@ register()
 _OPTIONS: Any = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 
-@njit(void(int64, int64), **_OPTIONS)
-def serve_prompt(address: int, number: int) -> None:
-    """Prefill request ``number`` of the block at ``address``."""
-    kernel.serve_prompt(block_at(address), number)
+@njit(void(int64, int64, int64), **_OPTIONS)
+def serve(address: int, number: int, decoding: int) -> None:
+    """Prefill request ``number`` of the block at ``address`` (0), or decode it (1).
 
-
-@njit(void(int64, int64), **_OPTIONS)
-def serve_text(address: int, number: int) -> None:
-    """Decode request ``number`` of the block at ``address``."""
-    kernel.serve_text(block_at(address), number)
+    One entry for both: each entry is compiled with everything it calls.
+    """
+    if decoding == 1:
+        kernel.serve_text(block_at(address), number)
+    else:
+        kernel.serve_prompt(block_at(address), number)
 
 
 @njit(int64(int64, int64, int64), **_OPTIONS)

@@ -20,6 +20,7 @@ from specter_sim.setup import Setup
 from specter_sim.sim.account import COUNTED, Decoded, summarize
 from specter_sim.sim.profile import with_profiled_depth
 
+PROMPT_PHASE, TEXT_PHASE = 0, 1
 _CAUSES = (StallCause.DEMAND, StallCause.LATE, StallCause.JOIN)
 
 
@@ -54,9 +55,9 @@ def serve(setup: Setup, journal_entries: int = 0) -> tuple[Block, list[Decoded]]
             entries.drain(block.address)
             block.put_all(setup.new_state(request.begin, array_of)._asdict())
             block.put("depth_memory", setup.rules.depth_memory)
-        entries.serve_prompt(block.address, number)
+        entries.serve(block.address, number, PROMPT_PHASE)
         before, first = _counts(block), int(block.arrays["window_count"][0])
-        entries.serve_text(block.address, number)
+        entries.serve(block.address, number, TEXT_PHASE)
         last = int(block.arrays["window_count"][0])
         least = entries.least_loads(block.address, first, last)
         requests.append(_decoded(block, number, first, last, before, least))

@@ -5,7 +5,7 @@ The same residency and eviction code as every other run, with loads that arrive 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import NamedTuple
 
 from specter_sim.offload import schedule
@@ -49,6 +49,33 @@ def replay_batched(s: State, key: VictimKey, rows: Sequence[Sequence[Sequence[in
             demand_and_run(s, key, layer, experts, len(experts))
         schedule.end_window(s)
     return Counts(s.counters[HITS] - hits, s.counters[MISSES] - misses)
+
+
+def replay_rows(
+    s: State,
+    key: VictimKey,
+    ids: Sequence[int],
+    first: int,
+    last: int,
+    row: MutableSequence[int],
+    hits: MutableSequence[int],
+) -> None:
+    """``replay_batched`` over flat memory, for positions ``first`` .. ``last``.
+
+    Args:
+        ids: [T*L*K] ids in the layer.
+        row: [K] working memory.
+        hits: [L] hits of each layer are added here.
+    """
+    for position in range(first, last):
+        schedule.begin_window(s, position, 0, position + 1)
+        for layer in range(s.layers):
+            begin, before = (position * s.layers + layer) * s.top_k, s.counters[HITS]
+            for rank in range(s.top_k):
+                row[rank] = ids[begin + rank]
+            demand_and_run(s, key, layer, row, s.top_k)
+            hits[layer] += s.counters[HITS] - before
+        schedule.end_window(s)
 
 
 def demand_and_run(

@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sweep": ("specter_sim.cli.sweep:sweep", "Simulate many configurations, resumably; plot them."),
     "compare": ("specter_sim.cli.compare:compare", "Rank the presets at equal memory and slots."),
     "report": ("specter_sim.cli.report:report", "Write a sweep's results as one HTML page."),
+    "curve": ("specter_sim.cli.curve:curve", "Hit rate against slots for every eviction policy."),
     "trace": ("specter_sim.cli.trace:app", "Look at router traces, check, import, synthesize."),
     "hardware": ("specter_sim.cli.hardware:hardware_command", "List machines, or show one."),
     "models": ("specter_sim.cli.hardware:models_command", "List models, or show one."),

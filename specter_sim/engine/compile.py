@@ -12,7 +12,7 @@ import os
 import types
 from pathlib import Path
 
-from specter_sim import bound
+from specter_sim import bound, replay
 from specter_sim.engine import kernel, rules
 from specter_sim.hardware import costs
 from specter_sim.offload import residency, schedule
@@ -40,6 +40,7 @@ MODULES = (
     schedule,
     costs,
     bound,
+    replay,
     rules,
     kernel,
 )

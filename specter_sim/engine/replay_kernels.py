@@ -133,7 +133,7 @@ def _lru_distances(
                     newer += np.int32(last[expert] > mine)
                 overtaken = 0  # by experts of the same row that come before this one
                 for other in range(rank):
-                    overtaken += np.int64(last[ids[row + other]] < mine)
+                    overtaken += int(last[ids[row + other]] < mine)
                 if mine < 0:
                     single[cold] += 1
                     batched[cold] += 1

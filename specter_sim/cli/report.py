@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +13,16 @@ from specter_sim.cli.options import JsonOption, print_json, today
 from specter_sim.config import build, load_table
 from specter_sim.report.study import Speculation, Study
 from specter_sim.report.validation import ValidatedPoint
+from specter_sim.results import Result
 from specter_sim.sweep.store import RECORDS, Record, flat_row
 from specter_traces.errors import SpecterError, UsageError
 
 TABLE = "results.json"
 SWEEP_FILE = "sweep.toml"
 REPORT = "report.html"
-# Without these a row cannot be shown.
-NUMBERS = (
+NUMBERS = tuple(field.name for field in fields(Result) if field.type in ("float", "int"))
+# The others may be absent: infinity is written as null, and older results know fewer metrics.
+REQUIRED = (
     "device_bytes",
     "slots_per_layer",
     "committed_tokens",
@@ -30,9 +33,6 @@ NUMBERS = (
     "stall_late_s",
     "stall_join_s",
     "idle_s",
-    "bytes_per_token",
-    "acceptance",
-    "tokens_per_window",
 )
 
 
@@ -98,12 +98,12 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
         raise UsageError(f"{folder} {what}: give the folder that specter-sim sweep wrote to")
     finished, appended = folder / TABLE, folder / RECORDS
     if finished.is_file():
-        return list(_of_table(finished)), []
+        return _of_table(finished), []
     if not appended.is_file():
         raise UsageError(
             f"{folder} holds no results of a sweep: run specter-sim sweep --out {folder} first"
         )
-    found = list(_of_lines(appended))
+    found = _of_lines(appended)
     if not found:
         raise UsageError(f"{appended} holds no result yet: let the sweep run first")
     return found, [f"The sweep has not finished: {len(found)} results so far."]
@@ -113,9 +113,10 @@ def checked_row(record: Record, folder: Path) -> dict[str, Any]:
     """The flat row of a record. Raises UsageError when it lacks what a row needs."""
     row = flat_row(record)
     for name in NUMBERS:
-        if not _is_number(row.get(name)):
+        value = row.get(name)
+        if not _is_number(value) and (value is not None or name in REQUIRED):
             raise UsageError(
-                f"{folder}: result {record['key']} has {name} = {row.get(name)!r}, which is no "
+                f"{folder}: result {record['key']} has {name} = {value!r}, which is no "
                 "number: run the sweep again"
             )
     return row
@@ -125,15 +126,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _of_table(path: Path) -> Iterator[Record]:
+def _of_table(path: Path) -> list[Record]:
     try:
-        records = json.loads(_read(path))["results"]
-        yield from (_checked(record) for record in records)
+        records = [_checked(record) for record in json.loads(_read(path))["results"]]
+        if records:
+            return records
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(f"{path} is not a sweep's table: run the sweep again") from None
+        pass
+    raise UsageError(f"{path} is not a sweep's table: run the sweep again")
 
 
-def _of_lines(path: Path) -> Iterator[Record]:
+def _of_lines(path: Path) -> list[Record]:
     """The last result of each configuration; a torn last line is left out."""
     whole, _, _ = _read(path).rpartition("\n")
     latest: dict[str, Record] = {}
@@ -143,7 +146,7 @@ def _of_lines(path: Path) -> Iterator[Record]:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise UsageError(f"{path} line {number} is not a result: take the line out") from None
         latest[json.dumps(record["config"], sort_keys=True)] = record
-    yield from latest.values()
+    return list(latest.values())
 
 
 def _checked(record: Any) -> Record:

@@ -6,10 +6,9 @@ from specter_sim.report.rows import (
     Row,
     best_by,
     panel_keys,
-    panels,
     values_text,
 )
-from specter_sim.report.study import Speculation, Study
+from specter_sim.report.study import Speculation, Study, evenly
 from specter_sim.report.tables import METRIC_COLUMNS
 from specter_sim.report.verdict import judge
 from specter_sim.units import format_bytes
@@ -73,7 +72,8 @@ def usability(tpot_s: float) -> str:
     """Whether anybody would use the model at this speed, by `USABILITY_RULE`."""
     rate = 1 / tpot_s
     if rate >= READING_TOKENS_PER_S:
-        return f"the model is usable at this speed, x{rate / READING_TOKENS_PER_S:.3g} reading pace"
+        pace = rate / READING_TOKENS_PER_S
+        return f"the model is usable at this speed, x{_short(pace)} the pace of reading"
     if rate >= SLOWEST_TOKENS_PER_S:
         return "the model is slower than people read at this speed: usable for work that can wait"
     return "the model is not usable in a conversation at this speed"
@@ -115,14 +115,17 @@ def speculation_from_rows(rows: Sequence[Row]) -> Speculation | None:
 
 def best_of_places(study: Study) -> list[tuple[str, Row]]:
     """The fastest usable row of every place, evenly chosen when there are very many."""
-    places = panels(study.shown, MOST_LISTED)
-    found = ((title, best_by(group)) for title, group in places)
+    found = ((title, best_by(group)) for title, group in evenly(study.places, MOST_LISTED))
     return [(title, row) for title, row in found if row is not None]
 
 
 def _place_text(study: Study, row: Row) -> str:
-    keys = [key for key in panel_keys(study.shown) if key != "machine.name"]
+    keys = [key for key in study.place_keys if key != "machine.name"]
     return f" with {values_text(row, keys)}" if keys else ""
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def _depth_text(row: Row) -> str:

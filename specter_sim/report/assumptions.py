@@ -230,15 +230,15 @@ def _notes(rows: Sequence[Row]) -> Html:
 
 
 def _settings(rows: Sequence[Row]) -> Html:
-    changing = set(varying(rows))
+    keys = varying(rows)
     first = rows[0]
     parts = ("model", "preset", "trace.", "machine.", "memory.", "experts.", "policy.")
     fixed = [
         (key, value_text(key, value))
         for key, value in first.items()
-        if key.startswith(parts) and key not in changing and value is not None
+        if key.startswith(parts) and key not in keys and value is not None
     ]
     summary = element("summary", "settings that all rows share")
     shown = element("details", summary, table(("key", "value"), fixed))
-    names = ", ".join(dict.fromkeys(map(short_name, varying(rows)))) or "nothing"
+    names = ", ".join(dict.fromkeys(map(short_name, keys))) or "nothing"
     return join([element("h3", "Settings"), paragraph(f"Varied: {names}."), shown])

@@ -26,15 +26,12 @@ from specter_sim.report.rows import (
     Row,
     conditions,
     depth_label,
-    panel_keys,
-    panels,
     policy_label,
     short_name,
     value_text,
-    varying,
 )
 from specter_sim.report.sensitivity import AxisEffect, ValueEffect, sensitivities, summary
-from specter_sim.report.study import MOST_PLACES, Study
+from specter_sim.report.study import Study, evenly
 from specter_sim.report.tables import METRIC_COLUMNS
 from specter_sim.report.time_bars import time_figure
 from specter_sim.report.validation import ValidatedPoint, differences, nearest
@@ -42,6 +39,7 @@ from specter_sim.units import format_bytes, format_time
 from specter_traces.files import write_atomic
 
 MOST_AXIS_VALUES = 12
+MOST_DRAWN = 4  # places with figures of their own
 NEVER_VALIDATED = (
     "No prediction of this kind has been validated against a measurement yet. Compare "
     "configurations with each other, and measure before you rely on a number."
@@ -88,7 +86,7 @@ def _packaged(name: str) -> Html:
 def _sections(study: Study) -> list[Html]:
     if not study.shown:
         return [_answer(study), _section("assumptions", "Assumptions", assumptions(study.rows))]
-    embedded = embedded_rows(study.shown)
+    embedded = embedded_rows(study.places)
     return [
         _answer(study),
         _pareto(study, embedded),
@@ -143,7 +141,7 @@ def _places(study: Study) -> Html:
     found = best_of_places(study)
     if len(found) < 2:
         return Html()
-    keys, count = varying(study.shown), len(panels(study.shown, len(study.shown)))
+    keys, count = study.keys, len(study.places)
     lines = [
         (
             title,
@@ -162,8 +160,11 @@ def _places(study: Study) -> Html:
 
 def _pareto(study: Study, embedded: Sequence[Row]) -> Html:
     kept = {id(row) for row in embedded}
-    places = [(title, [row for row in group if id(row) in kept]) for title, group in study.places]
-    drawn = pareto_figure(places, varying(study.shown))
+    places = [
+        (title, [row for row in group if id(row) in kept])
+        for title, group in evenly(study.places, MOST_DRAWN)
+    ]
+    drawn = pareto_figure(places, study.keys)
     told = (
         "Each mark is a configuration; down and left is better. No configuration beats one on the "
         f"line in both time and memory. {_chosen_places(study)}"
@@ -172,13 +173,12 @@ def _pareto(study: Study, embedded: Sequence[Row]) -> Html:
 
 
 def _chosen_places(study: Study) -> str:
-    keys = panel_keys(study.shown)
-    count = len({tuple(repr(row.get(key)) for key in keys) for row in study.shown})
-    return f"{MOST_PLACES} of {count} places are drawn." if count > MOST_PLACES else ""
+    count = len(study.places)
+    return f"{MOST_DRAWN} of {count} places are drawn." if count > MOST_DRAWN else ""
 
 
 def _rows(study: Study, embedded: Sequence[Row]) -> Html:
-    columns = columns_of(embedded, study.shown)
+    columns = columns_of(embedded, study.keys, study.place_keys)
     told = f"All {len(embedded)} configurations that fit, the fastest first."
     if len(embedded) < len(study.shown):
         told = (
@@ -193,13 +193,13 @@ def _rows(study: Study, embedded: Sequence[Row]) -> Html:
 
 
 def _time(study: Study) -> Html:
-    best = study.best or study.shown[0]
+    best = study.best or min(study.shown, key=lambda row: float(row["tpot_s"]))
     most_bytes = float(best["device_bytes"])
     told = (
         "Decoding time a committed token, by cause, of the best run of each system within "
         f"{format_bytes(most_bytes)}, the memory of the best configuration. {_chosen_places(study)}"
     )
-    drawn = time_figure(study.places, varying(study.shown), most_bytes)
+    drawn = time_figure(evenly(study.places, MOST_DRAWN), study.keys, most_bytes)
     return _section("time", "Where the time goes", paragraph(told), drawn)
 
 
@@ -229,7 +229,7 @@ def _log_position(effects: Sequence[AxisEffect]) -> Callable[[float], float]:
 
 
 def _axis(effect: AxisEffect, position: Callable[[float], float]) -> Html:
-    values = effect.evenly(MOST_AXIS_VALUES)
+    values = effect.leading(MOST_AXIS_VALUES)
     left = len(effect.values) - len(values)
     caption = (
         f"{effect.name}: x{effect.effect:.2f} between its best and worst value "

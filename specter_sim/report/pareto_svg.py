@@ -166,7 +166,7 @@ def _axes(memory: Scale, tpot: Scale) -> Html:
     edge = f"M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"
     parts.append(element("path", d=edge, class_="tick"))
     named = element("text", "device memory", x=middle, y=HEIGHT - 5, text_anchor="middle")
-    return join([*parts, named])
+    return join([*parts, named, element("text", "TPOT", x=LEFT + 5, y=TOP + 10)])
 
 
 def tick_text(quantity: str) -> str:

@@ -16,12 +16,11 @@ from specter_sim.report.rows import (
     POLICY_KEYS,
     SLOT_KEYS,
     Row,
-    panel_keys,
     policy_label,
     short_name,
     value_text,
-    varying,
 )
+from specter_sim.report.study import Place, evenly
 from specter_sim.report.tables import METRIC_COLUMNS, Cell
 from specter_sim.units import format_time
 
@@ -61,29 +60,31 @@ class Column:
         return _NO_VALUE if self.cells[index] == ABSENT else self.texts[self.cells[index]]
 
 
-def embedded_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows the page holds, of rows with the fastest first: all of a small sweep.
+def embedded_rows(places: Sequence[Place]) -> list[Row]:
+    """The rows the page holds, the fastest first: all of a small sweep.
 
-    Of a large one the fastest, the Pareto fronts' and a sample of the rest, evenly spaced by rank.
+    Of a large one the fastest, the Pareto front of every place, and a sample of the rest, evenly
+    spaced by rank.
     """
-    if len(rows) <= MOST_BEST + MOST_SAMPLED:
-        return list(rows)
-    rest = range(MOST_BEST, len(rows))
-    sampled = {rest[index * len(rest) // MOST_SAMPLED] for index in range(MOST_SAMPLED)}
-    front = {id(row) for row in pareto(rows)}
-    return [
-        row
-        for rank, row in enumerate(rows)
-        if rank < MOST_BEST or rank in sampled or id(row) in front
-    ]
+    every = (row for _, group in places for row in group)
+    ranked = sorted(every, key=lambda row: float(row["tpot_s"]))
+    if len(ranked) <= MOST_BEST + MOST_SAMPLED:
+        return ranked
+    kept = {id(row) for row in ranked[:MOST_BEST]}
+    kept |= {id(row) for row in evenly(ranked[MOST_BEST:], MOST_SAMPLED)}
+    kept |= {id(row) for _, group in places for row in pareto(group)}
+    return [row for row in ranked if id(row) in kept]
 
 
-def columns_of(rows: Sequence[Row], every: Sequence[Row]) -> list[Column]:
-    """The columns of the rows: place, memory, system, metrics. `every` says what varies."""
-    keys = varying(every)
+def columns_of(rows: Sequence[Row], keys: Sequence[str], place_keys: Sequence[str]) -> list[Column]:
+    """The columns of the rows: TPOT, place, memory, system, other metrics.
+
+    `keys` are those that vary in the sweep, `place_keys` those of them that are a place.
+    """
     metrics = {name: _metric_column(name, cell, rows) for name, cell in METRIC_COLUMNS.items()}
     made = [metrics.pop("TPOT")]  # first, or a phone would not show it
-    made += [_config_column(key, rows) for key in _config_keys(every, keys)]
+    told = [*place_keys, *_config_keys(rows, keys)]
+    made += [_config_column(key, rows) for key in dict.fromkeys(told)]
     policy = [policy_label(row, keys) for row in rows]
     made.append(_column("policy", policy, policy, choices=True))
     made += [metrics.pop("depth"), _metric_column("TPOT p99", _p99, rows), *metrics.values()]
@@ -131,12 +132,11 @@ def table_html(columns: Sequence[Column]) -> Html:
 
 
 def _config_keys(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    """What gets a column of its own: places, memory, and what a preset's name does not say."""
-    told = [*panel_keys(rows), *(key for key in keys if key.startswith("memory."))]
-    told += [key for key in SLOT_KEYS if key in keys]
+    """What gets a column beside the place: memory, and what a preset's name does not say."""
+    told = [key for key in keys if key in SLOT_KEYS or key.startswith("memory.")]
     if "preset" in keys:
         told += [key for key in keys if key.startswith(POLICY_KEYS) and _beside_preset(key, rows)]
-    return list(dict.fromkeys(told))
+    return told
 
 
 def _beside_preset(key: str, rows: Sequence[Row]) -> bool:

@@ -15,6 +15,7 @@ from specter_sim.report.rows import (
     value_text,
     varying,
 )
+from specter_sim.report.study import evenly
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,11 @@ class AxisEffect:
         middle = [value.median_s for value in self.values]
         return max(middle) / min(middle)
 
-    def evenly(self, most: int) -> tuple[ValueEffect, ...]:
-        """At most so many values, evenly chosen, the best one among them."""
-        if len(self.values) <= most:
-            return self.values
-        last = len(self.values) - 1
-        kept = {round(index * last / (most - 1)) for index in range(most)}
-        kept.add(min(range(len(self.values)), key=lambda index: self.values[index].best_s))
-        return tuple(self.values[index] for index in sorted(kept))
+    def leading(self, most: int) -> list[ValueEffect]:
+        """At most so many values and the best one, evenly chosen."""
+        best = min(self.values, key=lambda value: value.best_s)
+        kept = evenly(self.values, most)
+        return [value for value in self.values if value in kept or value is best]
 
 
 def sensitivities(rows: Sequence[Row]) -> list[AxisEffect]:

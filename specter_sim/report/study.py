@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
-from specter_sim.report.rows import Row, best_by, fits, panels, reads_future
+from specter_sim.report.rows import Row, best_by, fits, panel_keys, panels, reads_future, varying
 from specter_sim.report.validation import ValidatedPoint
 
-MOST_PLACES = 4
+Place = tuple[str, list[Row]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,9 @@ class Study:
 
     @cached_property
     def shown(self) -> list[Row]:
-        """The rows with a TPOT that fit on the device, the fastest first; all when none fits."""
+        """The rows with a TPOT that fit on the device, in the sweep's order; all if none fits."""
         known = [row for row in self.rows if row.get("tpot_s")]
-        fitting = [row for row in known if fits(row)] or known
-        return sorted(fitting, key=lambda row: float(row["tpot_s"]))
+        return [row for row in known if fits(row)] or known
 
     @cached_property
     def real(self) -> list[Row]:
@@ -54,6 +55,23 @@ class Study:
         return best_by(self.real)
 
     @cached_property
-    def places(self) -> list[tuple[str, list[Row]]]:
-        """The shown rows by where they run: at most `MOST_PLACES`, evenly chosen."""
-        return panels(self.shown, MOST_PLACES)
+    def keys(self) -> list[str]:
+        """The keys that vary among the shown rows."""
+        return varying(self.shown)
+
+    @cached_property
+    def place_keys(self) -> list[str]:
+        """Those of the keys that say where a run takes place."""
+        return panel_keys(self.shown)
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """The shown rows by where they run."""
+        return panels(self.shown, len(self.shown))
+
+
+def evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of the items, evenly chosen, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]

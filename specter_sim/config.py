@@ -72,6 +72,9 @@ class TraceConfig(Section):
 
     path: str = Field("tiny-moe", description="bundled trace, a file, or 'synth'")
     sequences: int | None = Field(None, ge=1, description="use the first so many sequences")
+    part: Literal["all", "even", "odd"] = Field(
+        "all", description="every second sequence only: tune on one part, check on the other"
+    )
     tokens: int = Field(256, ge=1, description="decode tokens simulated, over all sequences")
     between: Literal["warm", "cold"] = Field("warm", description="residency between sequences")
     acceptance: Literal["auto", "greedy", "sampled"] = "auto"
@@ -96,10 +99,19 @@ class MachineConfig(Section):
     launch: Time | None = None
 
 
+LIMITS = ("slots", "slots_per_layer", "budget")
+
+
 class MemoryConfig(Section):
-    """How many experts fit: slots a MoE layer, or a device budget; neither: all of the VRAM."""
+    """How many experts fit: slots (of every MoE layer, or of each), or a device budget.
+
+    With none of them, all of the VRAM.
+    """
 
     slots: int | None = Field(None, ge=1, description="slots per MoE layer")
+    slots_per_layer: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="slots of each MoE layer, first to last"
+    )
     budget: Bytes | None = Field(None, description="device bytes for everything")
     layout: Literal["per-layer", "global"] = "per-layer"
     staging_slots: int = Field(0, ge=0)
@@ -108,8 +120,14 @@ class MemoryConfig(Section):
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        if self.slots is not None and self.budget is not None:
-            raise ValueError('slots and budget are both given: set one of them to "none"')
+        given = [key for key in LIMITS if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(f'{" and ".join(given)} are both given: set one of them to "none"')
+        if self.slots_per_layer is not None and self.layout != "per-layer":
+            raise ValueError(
+                f'slots_per_layer gives every layer its own slots, and layout is "{self.layout}": '
+                'set layout to "per-layer", or give a budget'
+            )
         return self
 
 
@@ -316,9 +334,9 @@ def _without_stale(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
         for name in above
         if name in rules and above[name] != below.get(name, rules[name].default)
     }
-    given = [key for key in ("slots", "budget") if above.get(key) not in (None, "none")]
+    given = [key for key in LIMITS if above.get(key) not in (None, "none")]
     if len(given) == 1:
-        stale |= {"slots", "budget"} - set(given)
+        stale |= set(LIMITS) - set(given)
     return {key: value for key, value in below.items() if key not in stale}
 
 

@@ -31,7 +31,7 @@ class MemoryPlan:
     buffer_bytes: int
     slot_bytes: int  # all slots together
     slots: int  # over all layers
-    slots_per_layer: float  # whole under the per-layer layout, a mean under the global one
+    slots_per_layer: float  # a mean where layers differ or share one pool
     total_bytes: int
     host_bytes: int  # experts in the form they are loaded in
 

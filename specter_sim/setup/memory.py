@@ -69,6 +69,9 @@ def memory_plan(
                 f"{memory.slots}: at most all of them can be resident"
             )
         plan = plan_for_slots(shape, sizes, memory.slots * shape.moe_layers, context, staged)
+    elif memory.slots_per_layer is not None:
+        _check_each(memory.slots_per_layer, shape)
+        plan = plan_for_slots(shape, sizes, sum(memory.slots_per_layer), context, staged)
     else:
         budget = memory.budget if memory.budget is not None else machine.gpu.memory_bytes
         layout = SlotLayout(memory.layout)
@@ -82,14 +85,26 @@ def memory_plan(
 
 def slot_counts(config: RunConfig, shape: ModelShape, plan: MemoryPlan) -> tuple[int, ...]:
     """Slots of each eviction group."""
+    if config.memory.slots_per_layer is not None:
+        return config.memory.slots_per_layer
     if config.memory.layout == "global":
         return (plan.slots,)
     return (plan.slots // shape.moe_layers,) * shape.moe_layers
 
 
+def _check_each(slots: tuple[int, ...], shape: ModelShape) -> None:
+    if len(slots) != shape.moe_layers or max(slots) > shape.num_experts:
+        raise UsageError(
+            f"{shape.name} has {shape.moe_layers} MoE layers of {shape.num_experts} experts, got "
+            f"{len(slots)} memory.slots_per_layer, the highest {max(slots, default=0)}: give one "
+            "number a layer, at most all of its experts"
+        )
+
+
 def check_slots(config: RunConfig, shape: ModelShape, plan: MemoryPlan) -> None:
     """A layer that cannot hold one token's experts runs in rounds: only when asked for."""
-    per_layer = plan.slots // shape.moe_layers
+    each = config.memory.slots_per_layer
+    per_layer = plan.slots // shape.moe_layers if each is None else min(each)
     if per_layer >= shape.top_k or config.memory.allow_rounds:
         return
     raise UsageError(

@@ -27,8 +27,10 @@ def hot_set(
         resident_layers = max(0, (total - 2 * shape.num_experts) // shape.num_experts)
         flags[:resident_layers] = 1
     elif eviction.name == "hot-lru":
-        share = int(float(params["share"]) * total / shape.moe_layers)
         for layer in range(shape.moe_layers):
+            # Under one budget for all layers, each gets an even share of it.
+            slots_here = slots[layer] * shape.moe_layers if len(slots) > 1 else total
+            share = int(float(params["share"]) * slots_here / shape.moe_layers)
             flags[layer, most_popular(popularity[layer], share)] = 1
     return flags.ravel()
 

@@ -25,6 +25,7 @@ from specter_traces.synthesize import with_assumed_draft
 LEAST_TOKENS_PER_REQUEST = 64
 DEFAULT_ASSUMED = 0.9
 DEEPEST = 64
+_PARTS = {"all": slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
 
 
 @dataclass(frozen=True)
@@ -156,12 +157,21 @@ def with_assumed(wanted: TraceConfig, trace: Trace) -> Trace:
 
 
 def served_sequences(wanted: TraceConfig, trace: Trace) -> list[int]:
-    """Evenly spaced sequences, few enough that each decodes a useful stretch."""
+    """Evenly spaced sequences of the wanted part, few enough that each decodes a useful stretch.
+
+    Raises UsageError when the part has none.
+    """
     available = trace.num_sequences
     if wanted.sequences is not None:
         available = min(available, wanted.sequences)
-    count = max(1, min(available, wanted.tokens // LEAST_TOKENS_PER_REQUEST))
-    return [i * available // count for i in range(count)]
+    of_part = range(available)[_PARTS[wanted.part]]
+    if not of_part:
+        raise UsageError(
+            f'trace.part = "{wanted.part}" is every second sequence, and there are {available}: '
+            'set trace.part = "all"'
+        )
+    count = max(1, min(len(of_part), wanted.tokens // LEAST_TOKENS_PER_REQUEST))
+    return [of_part[i * len(of_part) // count] for i in range(count)]
 
 
 def requests_of(wanted: TraceConfig, trace: Trace) -> tuple[Request, ...]:

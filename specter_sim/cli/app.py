@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("specter_sim.cli.run:run", "Simulate one configuration and say what it comes to."),
     "sweep": ("specter_sim.cli.sweep:sweep", "Simulate many configurations, resumably; plot them."),
     "compare": ("specter_sim.cli.compare:compare", "Rank the presets at equal memory and slots."),
+    "tune": ("specter_sim.cli.tune:tune", "Choose the best system for a memory budget."),
     "report": ("specter_sim.cli.report:report", "Write a sweep's results as one HTML page."),
     "curve": ("specter_sim.cli.curve:curve", "Hit rate against slots for every eviction policy."),
     "trace": ("specter_sim.cli.trace:app", "Look at router traces, check, import, synthesize."),

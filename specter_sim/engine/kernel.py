@@ -61,6 +61,8 @@ IDLE = 1e300  # no copy is under way
 
 def note(e: Block, call: int, a: int, b: int, c: int, d: int, seconds: float) -> None:
     """Append one journal entry; a full journal drops it and only counts."""
+    if e.note_room == 0:
+        return
     place = e.note_count[0]
     if place < e.note_room:
         row = NOTE_INTS * place
@@ -111,7 +113,7 @@ def finish_head(e: Block) -> None:
     kind, victim = e.queue_kind[head], e.queue_victim[head]
     seconds = now - clock[HEAD_BEGAN]
     clock[LINK_BUSY] += seconds
-    link[QUEUE_HEAD] = (head + 1) % e.queue_depth
+    link[QUEUE_HEAD] = wrapped(e, head + 1)
     link[QUEUED] -= 1
     clock[HEAD_DONE] = IDLE
     schedule.copied(e, expert, kind)
@@ -120,6 +122,11 @@ def finish_head(e: Block) -> None:
     pump(e)
     if link[QUEUED] > 0:
         serve_head(e)
+
+
+def wrapped(e: Block, place: int) -> int:
+    """A place in the ring of the link's queue, at most one round too far; a division is slow."""
+    return place - int(e.queue_depth) if place >= e.queue_depth else place
 
 
 def serve_head(e: Block) -> None:
@@ -138,7 +145,7 @@ def serve_head(e: Block) -> None:
 
 def submit(e: Block, expert: int, slot: int, kind: int, victim: int) -> None:
     """Queue a load on the link."""
-    place = (e.link[QUEUE_HEAD] + e.link[QUEUED]) % e.queue_depth
+    place = wrapped(e, e.link[QUEUE_HEAD] + e.link[QUEUED])
     e.queue_expert[place], e.queue_slot[place] = expert, slot
     e.queue_kind[place], e.queue_victim[place] = kind, victim
     e.queue_submitted[place] = e.clock[NOW]
@@ -192,11 +199,10 @@ def merge(e: Block, rows: Pointer, position: int, tokens: int, layer: int, out: 
             e.mark[rows[row + rank]] = 1
     size = 0
     for expert in range(e.experts):
-        if e.mark[expert] == 1:
-            e.mark[expert] = 0
-            out[size] = expert
-            size += 1
-    return size
+        out[size] = expert  # overwritten unless it is marked: no branch to guess
+        size += e.mark[expert]
+        e.mark[expert] = 0
+    return int(size)
 
 
 def run_layers(e: Block, position: int, tokens: int, cached: int, request: int) -> int:
@@ -410,7 +416,7 @@ def drain(e: Block) -> None:
     while e.link[QUEUED] > 0:
         e.clock[NOW] = e.clock[HEAD_DONE]
         e.clock[LINK_BUSY] += e.clock[NOW] - e.clock[HEAD_BEGAN]
-        e.link[QUEUE_HEAD] = (e.link[QUEUE_HEAD] + 1) % e.queue_depth
+        e.link[QUEUE_HEAD] = wrapped(e, e.link[QUEUE_HEAD] + 1)
         e.link[QUEUED] -= 1
         e.clock[HEAD_DONE] = IDLE
         if e.link[QUEUED] > 0:

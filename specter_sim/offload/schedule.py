@@ -214,10 +214,12 @@ def end_window(s: State) -> None:
     c = s.counters
     for place in range(c[TOUCHED]):
         s.predicted[s.touched[place]] = 0
-    for slot in range(s.slot_begin[s.groups + 1]):
-        if s.occupant[slot] >= 0:
-            s.fresh[s.occupant[slot]] = 0
-    c[WASTED] = c[PREFETCH_LOADS] - c[USEFUL] - c[LATE]
+    wasted = c[PREFETCH_LOADS] - c[USEFUL] - c[LATE]
+    if wasted > c[WASTED]:  # else no expert is still fresh
+        for slot in range(s.slot_begin[s.groups + 1]):
+            if s.occupant[slot] >= 0:
+                s.fresh[s.occupant[slot]] = 0
+    c[WASTED] = wasted
     c[TOUCHED] = 0
     clear_plan(s)
     c[LAYER] = s.layers

@@ -89,7 +89,7 @@ def test_json_and_another_place(
 def test_failures_are_counted_and_escaped(folder: Path) -> None:
     assert run(folder) == 0
     page = (folder / "report.html").read_text()
-    assert "1 configurations could not run: no &lt;room&gt;" in page
+    assert "1 could not run, the first because no &lt;room&gt;" in page
 
 
 def test_the_question_comes_from_the_option_then_from_the_sweep(folder: Path) -> None:
@@ -190,7 +190,9 @@ def test_results_that_cannot_be_read(
 def test_a_metric_that_is_no_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], metric: str, value: object
 ) -> None:
-    write_tables(tmp_path, [made_record(1, **{metric: value})], {})
+    record = made_record(1)
+    record["result"][metric] = value
+    write_tables(tmp_path, [record], {})
     assert f"has {metric} = {value!r}, which is no number" in refused(capsys, 2, tmp_path)
 
 

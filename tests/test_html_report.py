@@ -164,14 +164,17 @@ def test_the_verdict_as_a_clause() -> None:
 
 
 def test_the_verdict_from_the_rows() -> None:
-    rows = [made_row(12), made_row(16), made_row(12, depth=2), made_row(40, link=1e9)]
-    best, without, with_draft = rows[2], rows[1], rows[2]
-    best["device_bytes"] = without["device_bytes"]  # equal memory: the 16 slots count
-    best["tpot_s"] = 0.8 * without["tpot_s"]
-    found = speculation_from_rows(rows)
+    equal: dict[str, Any] = {"device_bytes": 50_000_000}
+    best = made_row(12, depth=2, tpot_s=1e-3, **equal)
+    without = made_row(16, tpot_s=4e-3, **equal)
+    larger = made_row(40, tpot_s=2e-3, device_bytes=50_000_001)
+    elsewhere = made_row(16, link=64e9, tpot_s=1.5e-3, **equal)
+    slower = made_row(8, tpot_s=5e-3, **equal)
+    found = speculation_from_rows([larger, slower, best, without, elsewhere])
     assert found is not None and found.pays
-    assert found.speedup == pytest.approx(without["tpot_s"] / with_draft["tpot_s"])
-    assert speculation_from_rows([made_row(12), made_row(16)]) is None
+    assert found.speedup == pytest.approx(4.0)
+    assert speculation_from_rows([larger, best, elsewhere]) is None
+    assert speculation_from_rows([slower, without]) is None
 
 
 def test_the_question() -> None:
@@ -191,7 +194,7 @@ def test_the_page_is_well_formed_and_complete() -> None:
         assert parsed.with_id(section)
     text = parsed.all_text()
     assert answer(study) in text and PAYS.text in text and NEVER_VALIDATED in text
-    assert "1 configurations could not run: no room" in text
+    assert "1 could not run, the first because no room" in text
     assert "The sweep has not finished." in text
     assert "specter-sim 1.2.3" in text and "2026-11-30" in text
     assert "time per output token" in text
@@ -436,7 +439,20 @@ def test_depth_is_one_axis_and_systems_another() -> None:
     effects = {effect.name: effect for effect in sensitivities(rows)}
     assert [value.text for value in effects["depth"].values] == ["0", "1", "2", "4", "8"]
     assert effects["system"].combined and len(effects["system"].values) == 6
-    assert not summary(list(effects.values())).startswith("system")
+    for row in rows:
+        row["preset"] = row["experts.form"]
+    assert "system" not in [effect.name for effect in sensitivities(rows)]
+
+
+def test_the_axis_that_matters_most_is_one_that_can_be_set() -> None:
+    # Only the right pair of rule and form is fast: the system decides, neither of them alone.
+    rows = []
+    for rule, form in itertools.product(("lru", "lfu"), ("plain", "coded")):
+        time = 1.0 if (rule, form) in {("lru", "plain"), ("lfu", "coded")} else 5.0
+        rows.append(made_row(eviction=rule, tpot_s=time) | {"experts.form": form})
+    effects = sensitivities(rows)
+    assert effects[0].name == "system" and effects[0].effect == 5.0
+    assert summary(effects).startswith("form matters most: its worst value costs x1.00")
 
 
 def test_what_no_system_has_is_left_out_of_sensitivity() -> None:
@@ -594,6 +610,17 @@ def test_sorting_by_every_column(browser: Page, tmp_path: Path) -> None:
     assert browser.complaints == []
 
 
+def test_absent_values_stay_last(browser: Page, tmp_path: Path) -> None:
+    rows = [made_row(slots, distance_to_bound=float(slots)) for slots in (8, 12, 16)]
+    rows[1]["distance_to_bound"] = None
+    opened(browser, made_study(rows), tmp_path)
+    names = [column["name"] for column in embedded((tmp_path / "page.html").read_text())]
+    at = names.index("x bound")
+    for expected in (["8.00", "16.00", "-"], ["16.00", "8.00", "-"]):
+        browser.evaluate(f"document.querySelectorAll('#rows th button')[{at}].click()")
+        assert column_shown(browser, at) == expected
+
+
 def test_sorting_from_the_keyboard(browser: Page, tmp_path: Path) -> None:
     opened(browser, made_study(), tmp_path)
     browser.evaluate("document.querySelectorAll('#rows th button')[1].focus()")
@@ -611,6 +638,9 @@ def test_filters_and_pages(browser: Page, tmp_path: Path) -> None:
     assert browser.evaluate(count) == f"1 to 25 of {len(study.shown)}"
     browser.evaluate("document.getElementById('next').click()")
     assert browser.evaluate(count) == f"26 to 50 of {len(study.shown)}"
+    browser.evaluate("document.getElementById('previous').click()")
+    assert browser.evaluate(count) == f"1 to 25 of {len(study.shown)}"
+    assert browser.evaluate("document.getElementById('previous').disabled")
     type_text = "box => { box.value = 'LFU 64.0'; box.dispatchEvent(new Event('input')); }"
     browser.evaluate(f"({type_text})(document.getElementById('search'))")
     assert browser.evaluate(count) == "1 to 25 of 25"

@@ -111,7 +111,7 @@ def _answer(study: Study) -> Html:
     failed = len(study.failures)
     remarks = [
         *study.remarks,
-        *([f"{failed} configurations could not run: {study.failures[0]}"] if failed else []),
+        *([f"{failed} could not run, the first because {study.failures[0]}"] if failed else []),
         *_left_out(study),
     ]
     return element(

@@ -59,14 +59,14 @@ def sensitivities(rows: Sequence[Row]) -> list[AxisEffect]:
     """The effect of every axis that varies in the rows, the strongest first.
 
     Every row needs a TPOT. Depth is one axis, whatever keys give it; when several keys of the
-    policy vary, their combination is an axis too ("system").
+    policy vary, their combination is an axis too ("system"), unless presets name it.
     """
     keys = varying(rows)
     single = [key for key in keys if key not in DEPTH_KEYS]
     effects = [_effect(short_name(key), _by_key(key), rows) for key in single]
     if len({depth_label(row) for row in rows}) > 1:
         effects.append(_effect("depth", _by_depth, rows))
-    if sum(key.startswith(POLICY_KEYS) for key in single) > 1:
+    if "preset" not in keys and sum(key.startswith(POLICY_KEYS) for key in single) > 1:
         system = _effect("system", lambda row: (policy_label(row, keys),) * 2, rows)
         effects.append(replace(system, combined=True))
     return sorted(effects, key=lambda effect: -effect.effect)

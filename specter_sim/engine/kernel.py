@@ -18,6 +18,7 @@ from specter_sim.hardware.costs import experts_seconds, roofline_seconds
 from specter_sim.offload import schedule
 from specter_sim.policies.state import (
     ABSENT,
+    DEMAND,
     DEMAND_LOADS,
     LOADING,
     PREFETCH_LOADS,
@@ -155,6 +156,9 @@ def submit(e: Block, expert: int, slot: int, kind: int, victim: int) -> None:
 def pump(e: Block) -> None:
     """Keep the link fed."""
     while e.link[QUEUED] < e.queue_depth:
+        if schedule.wants_nothing(e):  # asking would say so too, but takes longer
+            note(e, NEXT_LOAD, -1, -1, DEMAND, -1, 0.0)
+            return
         load = rules.next_load(e, e.eviction_rule)
         note(e, NEXT_LOAD, load[0], load[1], load[2], load[3], 0.0)
         if load[0] < 0:

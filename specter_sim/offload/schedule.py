@@ -137,6 +137,12 @@ def release(s: State, index: int) -> None:
         s.free[s.groups] += 1
 
 
+def wants_nothing(s: State) -> bool:
+    """Whether no load is queued, so that ``next_load`` has none to give."""
+    c = s.counters
+    return c[DEMAND_HEAD] >= c[DEMAND_TAIL] and c[PLAN_HEAD] >= c[PLAN_TAIL]
+
+
 def next_load(s: State, key: VictimKey) -> tuple[int, int, int, int]:
     """What the link copies next, as (index, slot, kind, victim); demand before prefetch.
 

@@ -25,6 +25,7 @@ class Cell(Enum):
     FLOAT = "f8"
     INTS = "i8*"
     FLOATS = "f8*"
+    BYTES = "i1*"
     SHORTS = "i2*"
     WORDS = "i4*"
 
@@ -32,6 +33,7 @@ class Cell(Enum):
 _DTYPES = {
     Cell.INTS: np.int64,
     Cell.FLOATS: np.float64,
+    Cell.BYTES: np.int8,
     Cell.SHORTS: np.int16,
     Cell.WORDS: np.int32,
 }
@@ -39,6 +41,10 @@ _DTYPES = {
 # Fields of ``policies.state.State``, then those of the driver, in the order of their cells.
 STATE_INTS = ("layers", "experts", "groups", "top_k", "known", "ahead")
 STATE_FLOAT_ARRAYS = ("knobs", "uses")
+# The state of a large model fills a processor's caches, so small numbers take little room: flags
+# and counts up to a draft's depth (at most 64) a byte, indices four.
+STATE_BYTES = ("residency", "holds", "fresh", "hot", "predicted", "planned")
+STATE_WORDS = ("slot_of", "occupant", "demand_queue", "plan_queue", "members", "touched")
 DRIVER_FIELDS: dict[str, Cell] = {
     "eviction_rule": Cell.INT,
     "prefetch_rule": Cell.INT,
@@ -105,6 +111,10 @@ DRIVER_FIELDS: dict[str, Cell] = {
 def _state_cell(name: str) -> Cell:
     if name in STATE_INTS:
         return Cell.INT
+    if name in STATE_BYTES:
+        return Cell.BYTES
+    if name in STATE_WORDS:
+        return Cell.WORDS
     return Cell.FLOATS if name in STATE_FLOAT_ARRAYS else Cell.INTS
 
 

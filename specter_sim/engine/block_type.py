@@ -18,12 +18,14 @@ _NUMBA_TYPES = {
     Cell.FLOAT: types.float64,
     Cell.INTS: types.CPointer(types.int64),
     Cell.FLOATS: types.CPointer(types.float64),
+    Cell.BYTES: types.CPointer(types.int8),
     Cell.SHORTS: types.CPointer(types.int16),
     Cell.WORDS: types.CPointer(types.int32),
 }
 _ELEMENTS = {
     Cell.INTS: _I64,
     Cell.FLOATS: ir.DoubleType(),
+    Cell.BYTES: ir.IntType(8),
     Cell.SHORTS: ir.IntType(16),
     Cell.WORDS: ir.IntType(32),
 }

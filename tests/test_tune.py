@@ -107,6 +107,13 @@ def test_layers_of_their_own_size_run_alike_on_both_engines() -> None:
         assert (ours.hits, ours.loads) == (reference.hits, reference.loads)
 
 
+def test_a_hot_set_takes_its_share_of_each_layers_own_slots() -> None:
+    slots = [6, 48, 9, 7, 20, 6, 13, 8]
+    memory, policy = {"slots_per_layer": slots}, {"eviction": "hot-lru"}
+    hot = resolve(config({"memory": memory, "policy": policy})).hot
+    assert hot.reshape(8, 48).sum(axis=1).tolist() == [count // 2 for count in slots]
+
+
 @pytest.mark.parametrize(
     ("memory", "says"),
     [
@@ -222,7 +229,7 @@ def test_without_a_draft_only_plain_decoding_is_searched(plain_space: Space) -> 
     choices = list(plain_space.choices())
     assert choices and not any(choice.drafts for choice in choices)
     assert "predicted" not in {choice.eviction for choice in choices}
-    assert any("has no draft" in note for note in plain_space.notes)
+    assert any("only choices without one were searched" in note for note in plain_space.notes)
 
 
 def test_where_everything_fits_eviction_is_no_choice(plain_space: Space) -> None:

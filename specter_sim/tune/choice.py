@@ -19,7 +19,7 @@ class Choice:
     Attributes:
         depth: "never", "governor", or a fixed depth as a number's text.
         slots: "uniform", "marginal" (more for layers where one more saves most loads), or
-            "shared" (one pool for all layers; only complete systems use it).
+            "shared" (one pool for all layers).
         coding: the form of the experts.
         draft_bits: bits of the draft or base; None when neither is on the device.
     """

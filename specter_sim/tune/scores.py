@@ -95,8 +95,9 @@ class Scores:
         return self._known[choice]
 
     def ranked(self) -> list[Choice]:
-        """Every scored choice, the best first; of equals, the one scored first."""
-        return sorted(self._known, key=lambda choice: self._value_of(self._known[choice]))
+        """Every scored choice, the best first; of equals, the simplest."""
+        order = self.space.order
+        return sorted(self._known, key=lambda c: (self._value_of(self._known[c]), order(c)))
 
     def distinct(self, count: int) -> list[Choice]:
         """The best choices, one of each kind of schedule: equal scores are told once."""

@@ -92,6 +92,18 @@ class Space:
             if self.has(choice):
                 yield choice
 
+    def order(self, choice: Choice) -> tuple[int, ...]:
+        """Sorts choices as ``choices`` lists them."""
+        return tuple(self._places[name, getattr(choice, name)] for name in self.values)
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, Any], int]:
+        return {
+            (name, value): place
+            for name, values in self.values.items()
+            for place, value in enumerate(values)
+        }
+
     @cached_property
     def size(self) -> int:
         """How many choices there are."""
@@ -160,7 +172,8 @@ class Space:
             return choice
         if room.each >= self.shape.num_experts:
             return replace(choice, eviction="lru", slots=UNIFORM, demand="resident")
-        return choice if self._marginal(room) is not None else replace(choice, slots=UNIFORM)
+        uneven = choice.slots != MARGINAL or self._marginal(room) is not None
+        return choice if uneven else replace(choice, slots=UNIFORM)
 
     def codings(self, drafts: bool) -> dict[str, tuple[str, int | None]]:
         """The codings with their bits, by name, with or without a draft."""
@@ -190,7 +203,7 @@ class Space:
             "prefetch": tuple(
                 name for name, rule in PREFETCH.items() if _offered(name, rule.needs, drafts, gate)
             ),
-            "slots": (UNIFORM, MARGINAL),
+            "slots": (UNIFORM, MARGINAL, SHARED),
             "demand": ("resident", "staging"),
         }
 

@@ -15,6 +15,7 @@ from specter_sim.engine.kernel import (
     START_S,
 )
 from specter_sim.offload.decode import StallCause
+from specter_sim.policies.own import is_own
 from specter_sim.results import Result
 from specter_sim.setup import Setup
 from specter_sim.sim.account import COUNTED, Decoded, summarize
@@ -26,6 +27,9 @@ _CAUSES = (StallCause.DEMAND, StallCause.LATE, StallCause.JOIN)
 
 def why_not(setup: Setup) -> str | None:
     """Why this setup needs the SimPy world, None when the compiled engine can run it."""
+    own = [info.name for info in (setup.eviction, setup.prefetch, setup.depth) if is_own(info.name)]
+    if own:
+        return f"{' and '.join(own)} is plain Python of your own, which is slower"
     if setup.machine.host.pinned_share(setup.plan.host_bytes) < 1:
         return "some experts are not in pinned memory, and their bounce copies share the host"
     return None

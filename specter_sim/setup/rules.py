@@ -19,6 +19,7 @@ from specter_sim.policies.catalogue import (
     PrefetchInfo,
     Scalar,
 )
+from specter_sim.policies.own import is_own, own_depth, own_eviction, own_prefetch
 from specter_traces.errors import UsageError
 
 P = TypeVar("P", bound=PolicyInfo)
@@ -26,13 +27,25 @@ P = TypeVar("P", bound=PolicyInfo)
 
 def policies_of(config: RunConfig) -> tuple[EvictionInfo, PrefetchInfo, DepthInfo]:
     """The three policies by name; a number as depth means that fixed depth."""
-    names = config.policy
-    depth = "fixed" if names.depth.isdecimal() else names.depth
-    return (
-        named(EVICTION, names.eviction, "eviction"),
-        named(PREFETCH, names.prefetch, "prefetch"),
-        named(DEPTH, depth, "depth"),
-    )
+    return eviction_of(config), prefetch_of(config), depth_of(config)
+
+
+def eviction_of(config: RunConfig) -> EvictionInfo:
+    """The eviction policy by name."""
+    name = config.policy.eviction
+    return own_eviction(name) if is_own(name) else named(EVICTION, name, "eviction")
+
+
+def prefetch_of(config: RunConfig) -> PrefetchInfo:
+    """The prefetch policy by name."""
+    name = config.policy.prefetch
+    return own_prefetch(name) if is_own(name) else named(PREFETCH, name, "prefetch")
+
+
+def depth_of(config: RunConfig) -> DepthInfo:
+    """The depth policy by name; a number means that fixed depth."""
+    name = "fixed" if config.policy.depth.isdecimal() else config.policy.depth
+    return own_depth(name) if is_own(name) else named(DEPTH, name, "depth")
 
 
 def named(known: Mapping[str, P], name: str, kind: str) -> P:
@@ -113,6 +126,8 @@ def depth_memory(
     context: int,
 ) -> tuple[float, ...]:
     """What the depth rule starts with; ``unions`` are experts a layer needs, by depth."""
+    if is_own(info.name):
+        return tuple(float(value) for value in params.values())
     if info.name != "governor":
         return (float(params.get("depth", 0)),)
     depths = range(int(params["most"]) + 1)

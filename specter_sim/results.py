@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import NamedTuple
+
+
+class Engine(StrEnum):
+    """Two drivers of the same rules, whose results agree to 1e-9."""
+
+    COMPILED = "compiled"
+    SIMPY = "simpy"
 
 
 class Span(NamedTuple):

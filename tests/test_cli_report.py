@@ -12,7 +12,8 @@ from specter_sim.cli.app import app, exit_code_of
 from specter_sim.cli.report import NUMBERS, REQUIRED, read_study
 from specter_sim.config import build, resolved
 from specter_sim.report.html import NEVER_VALIDATED
-from specter_sim.sweep.store import Store, write_tables
+from specter_sim.sweep import tables
+from specter_sim.sweep.store import Record, Store
 from specter_traces import save
 
 NOT_RESULTS = ("model", "preset")
@@ -32,15 +33,21 @@ def made_record(index: int, slots: int = 8, depth: int = 0, **changes: Any) -> d
     }
 
 
+def write_tables(folder: Path, records: list[Record], about: dict[str, Any]) -> None:
+    """What a sweep leaves that computed these records."""
+    keys = [record["key"] for record in records]
+    with Store(folder) as store:
+        for record in records:
+            store.append(record)
+        tables.write_tables(store, keys, tables.read_rows(store, keys), about)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """What a finished sweep of four configurations leaves."""
     path = tmp_path / "swept"
     records = [made_record(slots + depth, slots, depth) for slots in (8, 12) for depth in (0, 2)]
     records.append({"key": "f" * 16, "config": records[0]["config"], "error": "no <room>"})
-    with Store(path) as store:
-        for record in records:
-            store.append(record)
     write_tables(path, records, {"date": "2026-11-30", "version": "0"})
     return path
 

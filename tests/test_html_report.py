@@ -45,7 +45,7 @@ VOID = {"meta", "input"}
 
 def made_study(rows: Sequence[Row] | None = None, **changes: Any) -> Study:
     """A study of made rows, each with an identity."""
-    found = [row | {"key": f"{at:016x}"} for at, row in enumerate(rows or made_sweep())]
+    found = [{**row, "key": f"{at:016x}"} for at, row in enumerate(rows or made_sweep())]
     told = {"date": "2026-11-30", "version": "1.2.3", "speculation": PAYS}
     return Study(**{"rows": found, **told, **changes})
 
@@ -389,13 +389,13 @@ def test_bars_add_up_to_decoding() -> None:
     rows = made_sweep()
     best = best_of_systems(rows, ["policy.eviction"], most_bytes=50e6)
     assert [row["tpot_s"] for row in best] == sorted(row["tpot_s"] for row in best)
-    for row in best:
+    for bar in best:
         same = [
             other
             for other in rows
-            if other["policy.eviction"] == row["policy.eviction"] and other["device_bytes"] <= 50e6
+            if other["policy.eviction"] == bar["policy.eviction"] and other["device_bytes"] <= 50e6
         ]
-        assert row["tpot_s"] == min(other["tpot_s"] for other in same)
+        assert bar["tpot_s"] == min(other["tpot_s"] for other in same)
     assert len(best) == 3
 
 

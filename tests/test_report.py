@@ -11,7 +11,6 @@ import pytest
 from specter_sim.config import build, flatten, resolved
 from specter_sim.report.plots import draw_all, pareto
 from specter_sim.report.rows import (
-    Row,
     best_by,
     conditions,
     depth_label,
@@ -32,7 +31,7 @@ TOKENS = 256
 
 def made_row(
     slots: int = 12, depth: int = 0, eviction: str = "lru", link: float = 16e9, **changes: Any
-) -> Row:
+) -> dict[str, Any]:
     """A row with every column of a real one, from a crude model of decoding."""
     config = {
         "memory": {"slots": slots},
@@ -50,7 +49,7 @@ def made_row(
     compute_s = TOKENS * 400e-6 / tokens_per_window
     stall_s = TOKENS * max(0.0, bytes_per_token / link - draft_s / TOKENS)
     decode_s = draft_s + compute_s + stall_s
-    row: Row = {
+    row: dict[str, Any] = {
         "link_bytes_per_s": link,
         "tpot_s": decode_s / TOKENS,
         "tpot_paper_s": decode_s / (TOKENS - 1),
@@ -109,7 +108,7 @@ def made_row(
     return flatten(resolved(build(config))) | row | changes
 
 
-def made_sweep() -> list[Row]:
+def made_sweep() -> list[dict[str, Any]]:
     slots, depths = (8, 12, 16, 24, 32), (0, 1, 2, 4, 8)
     rules, links = ("lru", "lfu", "belady"), (4e9, 16e9, 64e9)
     return [made_row(*point) for point in itertools.product(slots, depths, rules, links)]

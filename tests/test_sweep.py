@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from hypothesis import strategies as st
 
 from specter_sim.config import RunConfig, Table, flatten, resolved
 from specter_sim.sweep.axes import read_axes
-from specter_sim.sweep.executor import estimate_s, run_tasks
+from specter_sim.sweep.evaluate import NeedsSimpyError
+from specter_sim.sweep.executor import Evaluate, Outcome, estimate, run_tasks
 from specter_sim.sweep.filters import Filter
 from specter_sim.sweep.plan import Task, make_sweep, make_tasks
-from specter_sim.sweep.store import RECORDS, Store, write_tables
+from specter_sim.sweep.pools import in_processes, in_threads, one_by_one
+from specter_sim.sweep.store import RECORDS, Record, Store
+from specter_sim.sweep.tables import json_document, read_rows, write_tables
 from specter_traces.errors import SpecterError, UsageError
 
 
@@ -42,7 +46,22 @@ def no_inputs(config: RunConfig) -> str:
 
 def plan(slots: list[int], version: str = "1") -> list[Task]:
     sweep = make_sweep({"axes": {"memory.slots": slots}}, (), ())
-    return make_tasks(sweep, no_inputs, version)
+    return list(make_tasks(sweep, no_inputs, version))
+
+
+def computed(
+    slots: list[int],
+    store: Store,
+    evaluate: Evaluate = square,
+    workers: int = 1,
+    version: str = "1",
+) -> Outcome:
+    """A sweep over some slots, in processes where there are several workers."""
+    return run_tasks(plan(slots, version), in_processes(evaluate, workers), store)
+
+
+def records_of(outcome: Outcome, store: Store) -> list[Record]:
+    return list(store.records(outcome.keys))
 
 
 # Axes
@@ -174,13 +193,13 @@ def test_a_filter_never_fails_in_another_way(text: str) -> None:
 def test_filters_choose_and_equal_configurations_are_computed_once() -> None:
     table = {"axes": {"memory.slots": [4, 8, 8, 12], "filters": ["memory.slots <= 8"]}}
     found = make_sweep(table, (), ()).configurations()
-    assert [config.memory.slots for config, _ in found] == [4, 8]
+    assert [config.memory.slots for config in found] == [4, 8]
 
 
 def test_axes_that_expand_to_nothing_are_an_error() -> None:
     table = {"axes": {"memory.slots": [4, 8], "filters": "memory.slots > 8"}}
     with pytest.raises(UsageError, match="expand to nothing: none of 2 combinations"):
-        make_sweep(table, (), ()).configurations()
+        list(make_sweep(table, (), ()).configurations())
     with pytest.raises(UsageError, match="has no axes"):
         make_sweep({"model": "tiny-moe"}, (), ())
 
@@ -190,7 +209,7 @@ def test_settings_replace_axes_and_axes_can_be_given_anew() -> None:
     sweep = make_sweep(
         table, ["memory.slots=6", "trace.tokens=32"], ["policy.eviction=['lru','fifo']"]
     )
-    found = [config for config, _ in sweep.configurations()]
+    found = sweep.configurations()
     assert [(c.memory.slots, c.trace.tokens, c.policy.eviction) for c in found] == [
         (6, 32, "lru"),
         (6, 32, "fifo"),
@@ -207,43 +226,63 @@ def test_a_wrong_key_of_the_base_is_reported() -> None:
 
 def test_results_are_kept_and_only_what_is_missing_is_computed(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        first = run_tasks(plan([2, 4]), square, store)
+        first = computed([2, 4], store)
+        before = records_of(first, store)
     with Store(tmp_path) as store:
-        second = run_tasks(plan([2, 4, 8]), square, store)
+        second = computed([2, 4, 8], store)
+        after = records_of(second, store)
     assert (first.computed, first.reused) == (2, 0)
     assert (second.computed, second.reused) == (1, 2)
-    assert [record["config"]["memory"]["slots"] for record in second.records] == [2, 4, 8]
-    assert second.records[:2] == first.records
+    assert [record["config"]["memory"]["slots"] for record in after] == [2, 4, 8]
+    assert after[:2] == before
     assert len((tmp_path / RECORDS).read_text().splitlines()) == 3
 
 
 def test_another_version_or_other_inputs_are_computed_again(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        run_tasks(plan([2]), square, store)
-        assert run_tasks(plan([2], version="2"), square, store).reused == 0
+        computed([2], store)
+        assert computed([2], store, version="2").reused == 0
 
 
 def test_a_failing_configuration_does_not_stop_the_others_and_is_tried_again(
     tmp_path: Path,
 ) -> None:
     with Store(tmp_path) as store:
-        outcome = run_tasks(plan([12, 13, 14]), square, store)
-    assert [record["error"] for record in outcome.failures] == ["13 slots are unlucky: take 12"]
-    assert len(outcome.results) == 2
+        outcome = computed([12, 13, 14], store)
+    assert outcome.first_error == "13 slots are unlucky: take 12"
+    assert (outcome.failed, outcome.has_results) == (1, True)
     with Store(tmp_path) as store:
-        assert run_tasks(plan([12, 13, 14]), square, store).computed == 1
+        assert computed([12, 13, 14], store).computed == 1
+
+
+def test_nothing_but_failures_is_no_result(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        assert not computed([13], store).has_results
+
+
+def test_an_error_never_hides_a_result(tmp_path: Path) -> None:
+    (task,) = plan([2])
+    with Store(tmp_path) as store:
+        run_tasks([task], one_by_one(square), store)
+        store.append({"key": task.key, "config": {}, "error": "later"})
+        assert store.has_result(task.key)
+    with Store(tmp_path) as store:
+        (record,) = store.records([task.key])
+    assert record["result"]["tpot_s"] == 0.25
 
 
 @given(cut=st.integers(min_value=1, max_value=40))
 def test_a_torn_last_line_is_cut_off(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("torn")
     with Store(folder) as store:
-        run_tasks(plan([2, 4]), square, store)
+        computed([2, 4], store)
     content = (folder / RECORDS).read_bytes()
     (folder / RECORDS).write_bytes(content[:-cut])
     with Store(folder) as store:
-        outcome = run_tasks(plan([2, 4]), square, store)
+        outcome = computed([2, 4], store)
+        slots = [record["config"]["memory"]["slots"] for record in records_of(outcome, store)]
     assert (outcome.computed, outcome.reused) == (1, 1)
+    assert slots == [2, 4]
     lines = (folder / RECORDS).read_text().splitlines()
     assert len({json.loads(line)["key"] for line in lines}) == len(lines) == 2
 
@@ -268,42 +307,97 @@ def test_two_sweeps_cannot_write_to_one_folder(tmp_path: Path) -> None:
     Store(tmp_path).__exit__(None, None, None)
 
 
+def write(tmp_path: Path, slots: list[int]) -> list[Record]:
+    """Compute and write the tables; the records."""
+    with Store(tmp_path) as store:
+        outcome = computed(slots, store)
+        write_tables(store, outcome.keys, read_rows(store, outcome.keys), {"version": "1"})
+        return records_of(outcome, store)
+
+
 def test_tables_carry_the_resolved_configuration_in_every_row(tmp_path: Path) -> None:
     import csv
 
-    with Store(tmp_path) as store:
-        outcome = run_tasks(plan([2, 4]), square, store)
-    write_tables(tmp_path, outcome.records, {"version": "1"})
+    records = write(tmp_path, [2, 4])
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     for row, task in zip(rows, plan([2, 4]), strict=True):
         assert set(flatten(resolved(task.config))) <= set(row)
         assert float(row["tpot_s"]) == 1.0 / int(row["memory.slots"]) ** 2
         assert row["ttft_s"] == ""
+        assert json.loads(row["notes"]) == ["a", "b"]
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["version"] == "1"
-    assert document["results"] == outcome.records
+    assert document["results"] == records
+
+
+def test_a_failure_has_a_row_with_its_reason(tmp_path: Path) -> None:
+    import csv
+
+    write(tmp_path, [12, 13])
+    good, bad = csv.DictReader((tmp_path / "results.csv").open())
+    assert (good["error"], bad["error"]) == ("", "13 slots are unlucky: take 12")
+    assert (bad["tpot_s"], bad["memory.slots"]) == ("", "13")
+
+
+def test_documents_are_json_whatever_they_hold() -> None:
+    abouts: list[dict[str, Any]] = [{}, {"a": [1, {"b": None}]}]
+    for about in abouts:
+        for lines in ([], ['{"k": 1}'], ['{"k": 1}', '{"k": "ü"}']):
+            document = json.loads("".join(json_document(about, lines)))
+            assert document == about | {"results": [json.loads(line) for line in lines]}
 
 
 def test_parquet_holds_the_same_rows(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    with Store(tmp_path) as store:
-        outcome = run_tasks(plan([2, 4]), square, store)
-    write_tables(tmp_path, outcome.records, {})
+    write(tmp_path, [2, 4])
     table = parquet.read_table(tmp_path / "results.parquet").to_pydict()
     assert table["memory.slots"] == [2, 4]
     assert table["tpot_s"] == [0.25, 0.0625]
 
 
+def told(folder: Path, evaluate: Evaluate, workers: int) -> list[Any]:
+    with Store(folder) as store:
+        outcome = computed([2, 4, 8, 13], store, evaluate, workers)
+        records = records_of(outcome, store)
+    return [(record["key"], record.get("result"), record.get("error")) for record in records]
+
+
 def test_workers_give_what_one_process_gives(tmp_path: Path) -> None:
-    with Store(tmp_path / "one") as store:
-        alone = run_tasks(plan([2, 4, 8, 13]), square, store, workers=1)
-    with Store(tmp_path / "two") as store:
-        together = run_tasks(plan([2, 4, 8, 13]), square, store, workers=2)
+    assert told(tmp_path / "one", square, 1) == told(tmp_path / "two", square, 2)
 
-    def told(records: list[Table]) -> list[Any]:
-        return [(record["key"], record.get("result"), record.get("error")) for record in records]
 
-    assert told(alone.records) == told(together.records)
+def only_even(config: Table) -> dict[str, Any]:
+    if config["memory"]["slots"] % 2:
+        raise NeedsSimpyError("odd")
+    return square(config)
+
+
+def test_what_threads_cannot_compute_is_left_to_the_others(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        compute = in_threads(only_even, 2, one_by_one(slow_square))
+        outcome = run_tasks(plan([2, 3, 4, 5, 13]), compute, store)
+        slots = [record["config"]["memory"]["slots"] for record in records_of(outcome, store)]
+    assert (outcome.computed, outcome.failed) == (5, 1)
+    assert slots == [2, 3, 4, 5, 13]
+    lines = [json.loads(line) for line in (tmp_path / RECORDS).read_text().splitlines()]
+    assert {line["config"]["memory"]["slots"] for line in lines[2:]} == {3, 5, 13}
+
+
+def test_tasks_are_made_when_they_are_needed(tmp_path: Path) -> None:
+    made = 0
+
+    def tasks() -> Iterator[Task]:
+        nonlocal made
+        for task in plan(list(range(20, 60))):
+            made += 1
+            yield task
+
+    seen: list[tuple[int, int]] = []
+    with Store(tmp_path) as store:
+        compute = in_threads(square, 2, one_by_one(square))
+        run_tasks(tasks(), compute, store, lambda done, total: seen.append((done, made)))
+    assert [done for done, _ in seen] == list(range(1, 41))
+    assert all(made <= done + 4 for done, made in seen)
 
 
 def dying(config: Table) -> dict[str, Any]:
@@ -312,20 +406,22 @@ def dying(config: Table) -> dict[str, Any]:
 
 def test_a_worker_that_dies_is_one_line(tmp_path: Path) -> None:
     with Store(tmp_path) as store, pytest.raises(SpecterError, match="worker process died"):
-        run_tasks(plan([2, 4, 8]), dying, store, workers=2)
+        computed([2, 4, 8], store, dying, workers=2)
 
 
 def test_progress_counts_what_was_there(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     with Store(tmp_path) as store:
-        run_tasks(plan([2]), square, store)
-        run_tasks(plan([2, 4]), square, store, progress=lambda *at: seen.append(at))
-    assert seen == [(1, 2), (2, 2)]
+        computed([2], store)
+        told = lambda *at: seen.append(at)  # noqa: E731
+        run_tasks(plan([2, 4]), one_by_one(square), store, told, total=2)
+    assert seen == [(2, 2)]
 
 
 def test_the_estimate_is_of_the_right_size() -> None:
-    tasks = plan(list(range(14, 34)))
-    assert 0.5 < estimate_s(tasks, slow_square, workers=2) < 2.0
+    found = estimate(plan(list(range(14, 34))), slow_square, workers=2)
+    assert found.configurations == 20
+    assert 0.5 < found.seconds < 2.0
 
 
 # Kills
@@ -345,10 +441,12 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from test_sweep import SLOTS, endless, plan, slow_square
 from specter_sim.sweep.executor import run_tasks
+from specter_sim.sweep.pools import in_processes
 from specter_sim.sweep.store import Store
 if __name__ == "__main__":
     with Store(Path(sys.argv[1])) as store:
-        run_tasks(plan(SLOTS[:{last}]), {evaluate}, store, workers=int(sys.argv[2]))
+        compute = in_processes({evaluate}, int(sys.argv[2]))
+        run_tasks(plan(SLOTS[:{last}]), compute, store)
 """
 
 
@@ -395,12 +493,20 @@ def test_an_interrupt_does_not_wait_for_what_is_being_computed(tmp_path: Path) -
     assert_no_process_is_left(sweep.pid)
 
 
+def ignores_interrupts(process: str) -> bool:
+    told = Path(f"/proc/{process}/status").read_text()
+    (mask,) = (line.split()[1] for line in told.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds children in /proc")
 def test_workers_leave_ctrl_c_to_the_parent(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     sweep = started_sweep(folder, tmp_path / "sweep.py", 2, last=12)
     wait_for_lines(folder, 3)
     children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children").read_text().split()
+    while not all(map(ignores_interrupts, children)):  # one may still be starting
+        time.sleep(0.01)
     for child in children:
         os.kill(int(child), signal.SIGINT)
     _, stderr = sweep.communicate(timeout=30)
@@ -423,7 +529,7 @@ def test_a_killed_sweep_loses_and_doubles_nothing(
     assert 3 <= len(before) < len(SLOTS)
     assert_no_process_is_left(sweep.pid)
     with Store(folder) as store:
-        outcome = run_tasks(plan(SLOTS), square, store)
+        outcome = run_tasks(plan(SLOTS), one_by_one(square), store)
     after = lines_of(folder)
     assert after[: len(before)] == before
     assert outcome.reused == len(before)

@@ -10,6 +10,7 @@ import typer
 from specter_sim.cli.options import (
     BudgetOption,
     ConfigArgument,
+    EngineOption,
     JsonOption,
     MachineOption,
     ModelOption,
@@ -21,6 +22,7 @@ from specter_sim.cli.options import (
     WorkersOption,
     layers,
     print_json,
+    tell,
     today,
 )
 from specter_sim.cli.sweep import progress_bar
@@ -30,6 +32,7 @@ from specter_sim.presets import PRESETS
 from specter_sim.report.rows import Row, conditions, value_text
 from specter_sim.report.tables import marks, results_table
 from specter_sim.report.verdict import judge
+from specter_sim.results import Engine
 from specter_sim.sweep.executor import default_workers, run_tasks
 from specter_sim.sweep.plan import Task
 from specter_sim.sweep.store import Record, Store, flat_row
@@ -52,6 +55,7 @@ def compare(
     tokens: TokensOption = None,
     out: OutOption = None,
     workers: WorkersOption = None,
+    engine: EngineOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Rank the presets at equal device memory, and beside it at equal slots."""
@@ -68,9 +72,8 @@ def compare(
         "equal memory": _systems(base, names, {"slots": "none", "budget": memory_bytes}),
         "equal slots": _systems(base, names, {"budget": "none", "slots": slots_each}),
     }
-    records = _computed(
-        [task for found in systems.values() for task in found.values()], out, workers
-    )
+    tasks = {task.key: task for found in systems.values() for task in found.values()}
+    records = _computed(list(tasks.values()), out, workers, engine)
     told = {title: _ranked(found, records) for title, found in systems.items()}
     if as_json:
         limits = {"budget_bytes": memory_bytes, "slots": slots_each}
@@ -115,20 +118,22 @@ def _systems(base: list[Table], names: Sequence[str], memory: Table) -> dict[str
         # In rounds if need be: the paper's own settings have fewer slots than a token's experts.
         config = build(*base, {"preset": name}, {"memory": {"allow_rounds": True, **memory}})
         key = content_hash(config, inputs_of(config), __version__)
-        found[name] = Task(key, config, {"preset": name})
+        found[name] = Task(key, config)
     return found
 
 
-def _computed(tasks: list[Task], out: Path | None, workers: int | None) -> dict[str, Record]:
-    from specter_sim.sweep.evaluate import evaluate
+def _computed(
+    tasks: list[Task], out: Path | None, workers: int | None, engine: Engine | None
+) -> dict[str, Record]:
+    from specter_sim.sweep.engines import local
 
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = out or Path(temporary)
-        with Store(folder) as store, progress_bar() as progress:
-            outcome = run_tasks(tasks, evaluate, store, workers or default_workers(), progress)
-    if not outcome.results:
-        raise SpecterError(f"no preset could run: {outcome.failures[0]['error']}")
-    return {record["key"]: record for record in outcome.records}
+    compute = local(workers or default_workers(), engine, tell)
+    with tempfile.TemporaryDirectory() as temporary, Store(out or Path(temporary)) as store:
+        with progress_bar() as progress:
+            outcome = run_tasks(tasks, compute, store, progress, len(tasks))
+        if not outcome.has_results:
+            raise SpecterError(f"no preset could run: {outcome.first_error}")
+        return {record["key"]: record for record in store.records(outcome.keys)}
 
 
 def _ranked(systems: dict[str, Task], records: dict[str, Record]) -> list[Row]:

@@ -17,6 +17,7 @@ from specter_sim.config import (
     parse_settings,
     parse_value,
 )
+from specter_sim.results import Engine
 from specter_traces.errors import UsageError
 
 ConfigArgument = Annotated[
@@ -45,7 +46,11 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder of the results.")
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(min=1, help="Processes that compute [default: all cores].")
+    int | None, typer.Option(min=1, help="Threads or processes that compute [default: all cores].")
+]
+EngineOption = Annotated[
+    Engine | None,
+    typer.Option(help="compiled, or simpy: the reference [default: compiled, once it is ready]."),
 ]
 
 
@@ -72,6 +77,11 @@ def layers(
     given = {key: parse_value(text) for key, text in shortcuts.items() if text is not None}
     named: Table = {} if preset is None else {"preset": preset}
     return [table, named, nest(given), parse_settings(settings or [])]
+
+
+def tell(text: str) -> None:
+    """Say something about progress."""
+    typer.echo(text, err=True)
 
 
 def today() -> str:

@@ -1,5 +1,6 @@
 """`specter-sim run`: one configuration, everything it comes to, and whether speculation pays."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from specter_sim.cli.options import (
     BudgetOption,
     ConfigArgument,
     DepthOption,
+    EngineOption,
     JsonOption,
     MachineOption,
     ModelOption,
@@ -22,6 +24,7 @@ from specter_sim.cli.options import (
     today,
 )
 from specter_sim.config import RunConfig, flatten, resolved
+from specter_sim.results import Engine
 from specter_traces.errors import UsageError
 
 
@@ -43,6 +46,7 @@ def run(
     timeline_tokens: Annotated[
         str, typer.Option(metavar="FIRST:LAST", help="Committed tokens the timeline covers.")
     ] = "0:32",
+    engine: EngineOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate one configuration and say what it comes to."""
@@ -57,8 +61,8 @@ def run(
     }
     chosen = configuration(config, settings, shortcuts, preset)
     stretch = _stretch(timeline_tokens)
-    row = row_of(chosen)
-    speculation = speculation_of(chosen, row)
+    row = row_of(chosen, Engine.SIMPY if timeline else engine)
+    speculation = speculation_of(chosen, row, engine)
     written = _write_timeline(timeline, chosen, row, stretch) if timeline else None
     if as_json:
         told = {"date": today(), "config": resolved(chosen), "result": result_part(row)}
@@ -69,12 +73,15 @@ def run(
         typer.echo(f"wrote {written}")
 
 
-def row_of(config: RunConfig) -> dict[str, Any]:
-    """The row of one configuration: its keys and its result."""
-    from specter_sim.sweep.evaluate import evaluate
+def row_of(config: RunConfig, engine: Engine | None = None) -> dict[str, Any]:
+    """The row of one configuration: its keys and its result.
+
+    By the engine that answers first, unless one is asked for.
+    """
+    from specter_sim.sweep.engines import evaluate_once
 
     table = resolved(config)
-    return flatten(table) | evaluate(table)
+    return flatten(table) | evaluate_once(config, engine)
 
 
 def result_part(row: dict[str, Any]) -> dict[str, Any]:
@@ -85,14 +92,16 @@ def result_part(row: dict[str, Any]) -> dict[str, Any]:
 _NOT_METRICS = ("model", "preset")
 
 
-def speculation_of(config: RunConfig, row: dict[str, Any]) -> dict[str, Any]:
+def speculation_of(
+    config: RunConfig, row: Mapping[str, Any], engine: Engine | None = None
+) -> dict[str, Any]:
     """Whether speculation pays for a configuration that has been run, from its twin's run."""
     from specter_sim.report.verdict import judge
     from specter_sim.sweep.twin import drafts, twin_of
 
     twin = twin_of(config, row["device_bytes"])
     try:
-        other = row_of(twin)
+        other = row_of(twin, engine)
     except UsageError as error:
         return {"pays": None, "speedup": None, "text": f"no verdict on speculation: {error}"}
     with_draft, without = (row, other) if drafts(config) else (other, row)

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +13,16 @@ import typer
 
 from specter_sim.cli.app import INTERRUPTED
 from specter_sim.cli.options import (
+    EngineOption,
     JsonOption,
     OutOption,
     SetOption,
     WorkersOption,
     print_json,
+    tell,
     today,
 )
+from specter_sim.config import RunConfig
 from specter_sim.report.rows import (
     SLOT_KEYS,
     Row,
@@ -30,15 +35,25 @@ from specter_sim.report.rows import (
     value_text,
     varying,
 )
-from specter_sim.sweep.executor import Outcome, Progress, default_workers, estimate_s, run_tasks
+from specter_sim.results import Engine
+from specter_sim.sweep.executor import (
+    Compute,
+    Outcome,
+    Progress,
+    default_workers,
+    estimate,
+    run_tasks,
+)
 from specter_sim.sweep.plan import Sweep, Task, make_tasks, read_sweep
-from specter_sim.sweep.store import Record, Store, flat_row, write_tables
+from specter_sim.sweep.store import Store
+from specter_sim.sweep.tables import json_document, read_rows, write_tables
 from specter_sim.units import format_duration
-from specter_traces.errors import SpecterError
+from specter_traces.errors import SpecterError, UsageError
 from specter_traces.files import write_atomic
 
 DEFAULT_SWEEP = "default_sweep.toml"
 BEST = "best.toml"
+KEPT = "sweep.toml"
 MOST_PLACES = 6
 
 
@@ -57,30 +72,51 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the count and an estimate; compute nothing.")
     ] = False,
+    engine: EngineOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Compute on a dask.distributed cluster: tcp://host:8786."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows of the printed table.")] = 20,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate many configurations. A rerun computes only what is missing."""
     planned = _read(file, settings or [], axes or [])
-    tasks = _tasks(planned)
     count = workers or default_workers()
     folder = out or Path("results") / (file.stem if file else "default")
     if dry_run:
-        _print_estimate(planned, tasks, count, as_json)
+        _print_estimate(planned, count, engine, as_json)
         return
-    outcome = _computed(tasks, folder, count)
-    written = _write(outcome, folder, plots)
-    speculation = _speculation(outcome, tasks)
-    if as_json:
-        print_json(_document(outcome, written, speculation))
-        return
-    _print(outcome, top)
-    typer.echo(f"\n{speculation['text']}\n")
-    for path in written:
+    if cluster is not None and workers is not None:
+        raise UsageError("--workers counts this machine's: a cluster has its own")
+    compute = _compute(count, engine, cluster)
+    with Store(folder) as store:
+        outcome = _computed(planned, compute, store)
+        written = [_keep(file, settings or [], axes or [], folder)]
+        done = _finished(outcome, store, engine, plots, written)
+        if as_json:
+            _print_document(done, store)
+            return
+    _print(done, top)
+    typer.echo(f"\n{done.speculation['text']}\n")
+    for path in done.written:
         typer.echo(f"wrote {path}")
-    if folder / BEST in written:
+    if folder / BEST in done.written:
         typer.echo(f"run the best one with: specter-sim run {folder / BEST}")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A sweep that has been computed and written."""
+
+    outcome: Outcome
+    rows: Sequence[Row]
+    best: Row | None
+    speculation: dict[str, Any]
+    written: list[Path]
 
 
 def _read(file: Path | None, settings: Sequence[str], axes: Sequence[str]) -> Sweep:
@@ -90,39 +126,53 @@ def _read(file: Path | None, settings: Sequence[str], axes: Sequence[str]) -> Sw
         return read_sweep(path, settings, axes)
 
 
-def _tasks(planned: Sweep) -> list[Task]:
+def _tasks(planned: Sweep) -> Iterator[Task]:
     from specter_sim import __version__
     from specter_sim.sweep.evaluate import inputs_of
 
     return make_tasks(planned, inputs_of, __version__)
 
 
-def _print_estimate(planned: Sweep, tasks: Sequence[Task], workers: int, as_json: bool) -> None:
+def _print_estimate(planned: Sweep, workers: int, engine: Engine | None, as_json: bool) -> None:
+    from specter_sim.sweep.engines import engine_for
     from specter_sim.sweep.evaluate import evaluate
 
-    seconds = estimate_s(tasks, evaluate, workers)
+    chosen = engine_for((), engine)
+    found = estimate(_tasks(planned), partial(evaluate, engine=chosen), workers)
     if as_json:
         axes = list(planned.axes.keys)
-        print_json({"configurations": len(tasks), "estimate_s": seconds, "axes": axes})
+        counted = {"configurations": found.configurations, "estimate_s": found.seconds}
+        print_json(counted | {"engine": chosen, "axes": axes})
         return
-    typer.echo(f"{len(tasks)} configurations over {', '.join(planned.axes.keys)}")
-    told = format_duration(seconds)
-    typer.echo(f"about {told} with {workers} workers, if nothing has been computed yet")
+    typer.echo(f"{found.configurations} configurations over {', '.join(planned.axes.keys)}")
+    told = format_duration(found.seconds)
+    typer.echo(
+        f"about {told} with {workers} workers on the {chosen} engine, if nothing has been "
+        "computed yet"
+    )
 
 
-def _computed(tasks: Sequence[Task], folder: Path, workers: int) -> Outcome:
-    from specter_sim.sweep.evaluate import evaluate
+def _compute(workers: int, engine: Engine | None, cluster: str | None) -> Compute:
+    if cluster is not None:
+        from specter_sim.sweep.cluster import on_cluster
 
+        return on_cluster(cluster, engine, tell)
+    from specter_sim.sweep.engines import local
+
+    return local(workers, engine, tell)
+
+
+def _computed(planned: Sweep, compute: Compute, store: Store) -> Outcome:
     try:
-        with Store(folder) as store, progress_bar() as progress:
-            outcome = run_tasks(tasks, evaluate, store, workers, progress)
+        with progress_bar() as progress:
+            outcome = run_tasks(_tasks(planned), compute, store, progress, planned.most)
     except KeyboardInterrupt:
-        told = f"interrupted; what was computed is in {folder}: the same command goes on there"
-        print(f"error: {told}", file=sys.stderr)
+        told = f"interrupted; what was computed is in {store.folder}"
+        print(f"error: {told}: the same command goes on there", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    if not outcome.results:
-        first = outcome.failures[0]["error"]
-        raise SpecterError(f"none of {len(tasks)} configurations could run: {first}")
+    if not outcome.has_results:
+        count = len(outcome.keys)
+        raise SpecterError(f"none of {count} configurations could run: {outcome.first_error}")
     return outcome
 
 
@@ -153,49 +203,58 @@ def progress_bar() -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write(outcome: Outcome, folder: Path, plots: bool) -> list[Path]:
+def _keep(file: Path | None, settings: Sequence[str], axes: Sequence[str], folder: Path) -> Path:
+    """Keep the sweep file beside its results, with what the command line changed."""
+    source = file or files("specter_sim") / "data" / DEFAULT_SWEEP
+    changes = [f"# changed by --set {text}\n" for text in settings]
+    changes += [f"# changed by --axis {text}\n" for text in axes]
+    text = source.read_text(encoding="utf-8")
+    return write_atomic(folder / KEPT, "".join(changes) + text)
+
+
+def _finished(
+    outcome: Outcome, store: Store, engine: Engine | None, plots: bool, written: list[Path]
+) -> Finished:
+    """Write tables, the best configuration and the figures."""
     from specter_sim import __version__
     from specter_sim.config import build, to_toml
 
+    every = read_rows(store, outcome.keys)
     about = {"date": today(), "version": __version__}
-    written = write_tables(folder, outcome.records, about)
-    best = best_by(_rows(outcome))
+    written = [*written, *write_tables(store, outcome.keys, every, about)]
+    rows = [row for row in every if row.get("error") is None]
+    best = best_by(rows)
+    speculation = _no_best()
     if best is not None:  # else all are bounds, or need more memory than there is
-        table = next(record["config"] for record in outcome.results if record["key"] == best["key"])
-        written.append(write_atomic(folder / BEST, to_toml(build(table))))
+        (record,) = store.records([best["key"]])
+        config = build(record["config"])
+        written.append(write_atomic(store.folder / BEST, to_toml(config)))
+        speculation = _speculation(config, best, engine)
     if plots:
         from specter_sim.report.plots import draw_all
 
-        written += draw_all(_rows(outcome), folder, today())
-    return written
+        written += draw_all(rows, store.folder, today())
+    return Finished(outcome, rows, best, speculation, written)
 
 
-def _rows(outcome: Outcome) -> list[Row]:
-    return [flat_row(record) for record in outcome.results]
+def _no_best() -> dict[str, Any]:
+    told = "no verdict on speculation: no configuration can be used"
+    return {"pays": None, "speedup": None, "text": told}
 
 
-def _speculation(outcome: Outcome, tasks: Sequence[Task]) -> dict[str, Any]:
+def _speculation(config: RunConfig, best: Row, engine: Engine | None) -> dict[str, Any]:
     """The verdict for the best configuration, against its twin at equal memory."""
     from specter_sim.cli.run import speculation_of
 
-    best = best_by(_rows(outcome))
-    if best is None:
-        return {
-            "pays": None,
-            "speedup": None,
-            "text": "no verdict on speculation: no configuration can be used",
-        }
-    config = next(task.config for task in tasks if task.key == best["key"])
-    verdict = speculation_of(config, best)
+    verdict = speculation_of(config, best, engine)
     return verdict | {"text": f"best configuration: {verdict['text']}"}
 
 
-def _print(outcome: Outcome, top: int) -> None:
+def _print(done: Finished, top: int) -> None:
     from specter_sim.report.rows import conditions
     from specter_sim.report.tables import Cell, marks, results_table
 
-    every = _rows(outcome)
-    rows = [row for row in every if fits(row)] or every
+    rows: Sequence[Row] = [row for row in done.rows if fits(row)] or done.rows
     keys = varying(rows)
     places = panel_keys(rows)
     labels: dict[str, Cell] = {short_name(key): _told(key) for key in places}
@@ -206,11 +265,10 @@ def _print(outcome: Outcome, top: int) -> None:
     typer.echo(results_table(shown, labels))
     for mark in dict.fromkeys(mark for row in rows for mark in marks(row)):
         typer.echo(f"note: {mark}")
-    if len(rows) < len(every):
-        typer.echo(
-            f"note: {len(every) - len(rows)} need more memory than the device has: not shown"
-        )
-    _print_counts(outcome)
+    if len(rows) < len(done.rows):
+        left_out = len(done.rows) - len(rows)
+        typer.echo(f"note: {left_out} need more memory than the device has: not shown")
+    _print_counts(done)
 
 
 def _told(key: str) -> Any:
@@ -233,27 +291,29 @@ def _tpot(row: Row) -> float:
     return float("inf") if row["tpot_s"] is None else float(row["tpot_s"])
 
 
-def _print_counts(outcome: Outcome) -> None:
-    total = len(outcome.records)
+def _print_counts(done: Finished) -> None:
+    outcome = done.outcome
+    total = len(outcome.keys)
     told = f"{total} configurations: {outcome.computed} computed, {outcome.reused} reused"
-    failures = outcome.failures
-    if failures:
-        told += f"; {len(failures)} could not run, the first because {failures[0]['error']}"
+    if outcome.failed:
+        told += f"; {outcome.failed} could not run, the first because {outcome.first_error}"
     typer.echo(f"\n{told}")
+    noted = sum(row.get("engine") == Engine.SIMPY for row in done.rows)
+    if noted:
+        typer.echo(f"{noted} of them by the SimPy engine")
 
 
-def _document(
-    outcome: Outcome, written: Sequence[Path], speculation: dict[str, Any]
-) -> dict[str, Any]:
-    best = best_by(_rows(outcome))
-    records: list[Record] = outcome.records
-    return {
+def _print_document(done: Finished, store: Store) -> None:
+    """One JSON document, written piece by piece: it may be large."""
+    outcome = done.outcome
+    about = {
         "date": today(),
         "computed": outcome.computed,
         "reused": outcome.reused,
-        "failed": len(outcome.failures),
-        "best": best and best["key"],
-        "speculation": speculation,
-        "files": [str(path) for path in written],
-        "results": records,
+        "failed": outcome.failed,
+        "best": done.best and done.best["key"],
+        "speculation": done.speculation,
+        "files": [str(path) for path in done.written],
     }
+    for piece in json_document(about, store.lines(outcome.keys)):
+        typer.echo(piece, nl=False)

@@ -3,13 +3,13 @@
 A row is flat: the resolved configuration in dotted keys and the metrics of the result.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from specter_sim.policies import EVICTION, PREFETCH
 from specter_sim.units import format_bytes, format_rate, format_time
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 DEPTH_KEYS = ("policy.depth", "policy.depth_params.depth")
 SLOT_KEYS = ("memory.slots", "memory.budget", "machine.vram")

@@ -6,7 +6,7 @@ together. `filters` are conditions a configuration must meet.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,10 @@ class Axes:
         """The dotted keys that vary, in the order of the file."""
         return tuple(dict.fromkeys(key for group in self.groups for key in group[0]))
 
-    def points(self) -> list[Point]:
+    def points(self) -> Iterator[Point]:
         """Every combination, the last group varying fastest; filters are not applied yet."""
-        return [
-            {key: value for part in combination for key, value in part.items()}
-            for combination in itertools.product(*self.groups)
-        ]
+        for combination in itertools.product(*self.groups):
+            yield {key: value for part in combination for key, value in part.items()}
 
 
 def read_axes(table: Mapping[str, Any]) -> Axes:

@@ -1,20 +1,57 @@
 """One configuration, simulated: what sweeps compute, and what its answer depends on."""
 
 import hashlib
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from specter_sim.config import RunConfig, Table, build
+from specter_sim.engine.run import simulate_compiled, why_not
 from specter_sim.hardware import find_model
+from specter_sim.policies.own import is_own, source_of
+from specter_sim.results import Engine, Result
 from specter_sim.setup import BUNDLED_FAMILY, Setup, resolve, whole_trace
+from specter_sim.setup.rules import policies_of
 from specter_sim.sim import simulate
 
 
-def evaluate(table: Table) -> dict[str, Any]:
-    """Simulate a resolved configuration and return its row. Raises SpecterError."""
+class NeedsSimpyError(Exception):
+    """A configuration that only the SimPy engine can run; its text says why."""
+
+
+def evaluate(table: Table, engine: Engine = Engine.COMPILED) -> dict[str, Any]:
+    """Simulate a resolved configuration and return its row. Raises SpecterError.
+
+    What the compiled engine cannot run runs on the SimPy engine, with a note that says why.
+    """
     setup = resolve(build(table))
-    return simulate(setup).row() | place_of(setup)
+    reason = why_not(setup)
+    if engine is Engine.COMPILED and reason is None:
+        return _row(setup, simulate_compiled(setup), Engine.COMPILED)
+    return _row(setup, simulate(_noted(setup, reason)), Engine.SIMPY)
+
+
+def evaluate_compiled(table: Table) -> dict[str, Any]:
+    """``evaluate`` on the compiled engine alone, for threads, which SimPy would not share.
+
+    Raises NeedsSimpyError for what that engine cannot run.
+    """
+    setup = resolve(build(table))
+    reason = why_not(setup)
+    if reason is not None:
+        raise NeedsSimpyError(reason)
+    return _row(setup, simulate_compiled(setup), Engine.COMPILED)
+
+
+def _noted(setup: Setup, reason: str | None) -> Setup:
+    if reason is None:
+        return setup
+    return replace(setup, notes=(*setup.notes, f"run on the SimPy engine: {reason}"))
+
+
+def _row(setup: Setup, result: Result, engine: Engine) -> dict[str, Any]:
+    return result.row() | place_of(setup) | {"engine": engine.value}
 
 
 def place_of(setup: Setup) -> dict[str, Any]:
@@ -35,7 +72,16 @@ def inputs_of(config: RunConfig) -> str:
         trace = trace.model_copy(update={"path": BUNDLED_FAMILY})
     routes = whole_trace(config.model_copy(update={"trace": trace}), find_model(config.model))
     files = [_file_hash(name) for name in (config.model, config.machine.name)]
-    return " ".join([routes.header.content_hash, *files])
+    return " ".join([routes.header.content_hash, *files, *_own_rules(config)])
+
+
+def _own_rules(config: RunConfig) -> list[str]:
+    """Hashes of the files of the user's own policies."""
+    names = (config.policy.eviction, config.policy.prefetch, config.policy.depth)
+    if not any(map(is_own, names)):
+        return []
+    policies_of(config)  # imports them
+    return [_file_hash(str(source_of(name))) for name in names if is_own(name)]
 
 
 @lru_cache

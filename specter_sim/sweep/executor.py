@@ -1,21 +1,17 @@
-"""Compute the tasks of a sweep that have no result yet, on several processes, losing nothing.
+"""Compute the tasks of a sweep that have no result yet, losing nothing.
 
-The function that computes one configuration is a parameter: it takes a resolved configuration
-(plain tables) and returns the result as a flat table. It must be importable, because workers are
-started afresh ("spawn"): no state is shared and no lock is inherited.
+How they are computed is a parameter (see `pools` and `cluster`): something that turns tasks into
+records, in any order. Tasks come one by one and records go to the store as they come, so memory
+does not grow with their number.
 """
 
 import contextlib
 import math
-import multiprocessing
 import os
-import signal
-import threading
+import random
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,85 +22,113 @@ from specter_traces.errors import SpecterError
 
 Evaluate = Callable[[Table], dict[str, Any]]
 Progress = Callable[[int, int], None]
-
-# Two tasks a worker keep it busy while the parent writes, and bound what an interrupt throws away.
-QUEUED_PER_WORKER = 2
+Compute = Callable[[Iterator[Task]], Generator[Record, None, None]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What a sweep came to: a record for every task, in their order, and how many were computed."""
+    """What a sweep came to: the keys of its records in the order of the tasks, and counts."""
 
-    records: list[Record]
-    computed: int
-    reused: int
-
-    @property
-    def failures(self) -> list[Record]:
-        """The records of configurations that could not run."""
-        return [record for record in self.records if "error" in record]
+    keys: list[str] = field(default_factory=list)
+    computed: int = 0
+    reused: int = 0
+    failed: int = 0
+    first_error: str | None = None
 
     @property
-    def results(self) -> list[Record]:
-        """The records that hold a result."""
-        return [record for record in self.records if "result" in record]
+    def has_results(self) -> bool:
+        """Whether any configuration has a result."""
+        return self.failed < len(self.keys)
 
 
 def run_tasks(
-    tasks: Sequence[Task],
-    evaluate: Evaluate,
+    tasks: Iterable[Task],
+    compute: Compute,
     store: Store,
-    workers: int = 1,
     progress: Progress = lambda done, total: None,
+    total: int = 0,
 ) -> Outcome:
-    """Compute what the store lacks and append every result as it comes.
+    """Compute what the store lacks and append every record as it comes.
 
+    `total` is how many tasks there are, as far as that is known beforehand.
     A configuration that raises SpecterError gets a record with its error and the others go on. Any
     other exception ends the run; what is in the store stays.
     """
-    known = {task.key: store.result(task.key) for task in tasks}
-    missing = [task for task in tasks if known[task.key] is None]
-    progress(len(tasks) - len(missing), len(tasks))
-    computed = _serially if min(workers, len(missing)) <= 1 else _in_processes
+    outcome = Outcome()
+    missing = _missing(tasks, store, outcome)
     # Closed at once on Ctrl-C: a generator left to the garbage collector would leave its workers.
-    with contextlib.closing(computed(missing, evaluate, workers)) as records:
-        for count, record in enumerate(records, start=len(tasks) - len(missing) + 1):
+    with contextlib.closing(compute(missing)) as records:
+        for record in records:
             store.append(record)
-            known[record["key"]] = record
-            progress(count, len(tasks))
-    ordered = [found for task in tasks if (found := known[task.key]) is not None]
-    return Outcome(ordered, computed=len(missing), reused=len(tasks) - len(missing))
+            outcome.computed += 1
+            if "error" in record:
+                outcome.failed += 1
+                outcome.first_error = outcome.first_error or record["error"]
+            progress(outcome.computed + outcome.reused, total)
+    return outcome
 
 
-def estimate_s(tasks: Sequence[Task], evaluate: Evaluate, workers: int, samples: int = 3) -> float:
-    """Seconds that computing the tasks would take, from computing a few of them here."""
-    count = min(samples, len(tasks))
-    picked = [tasks[index * len(tasks) // count] for index in range(count)]
+def _missing(tasks: Iterable[Task], store: Store, outcome: Outcome) -> Iterator[Task]:
+    for task in tasks:
+        outcome.keys.append(task.key)
+        if store.has_result(task.key):
+            outcome.reused += 1
+        else:
+            yield task
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How many configurations there are, and how long computing all of them would take."""
+
+    configurations: int
+    seconds: float
+
+
+def estimate(tasks: Iterable[Task], evaluate: Evaluate, workers: int, samples: int = 3) -> Estimate:
+    """Count the tasks, and compute a few of them here to know how long they take."""
+    count, picked = _sampled(tasks, samples)
     evaluate_one(picked[0], evaluate)  # the first also pays for imports and reading the trace
     started = time.perf_counter()
     for task in picked:
         evaluate_one(task, evaluate)
-    each_s = (time.perf_counter() - started) / count
-    return each_s * len(tasks) / max(1, min(workers, len(tasks)))
+    each_s = (time.perf_counter() - started) / len(picked)
+    return Estimate(count, each_s * count / max(1, min(workers, count)))
+
+
+def _sampled(tasks: Iterable[Task], samples: int) -> tuple[int, list[Task]]:
+    """How many tasks there are, and an even sample of them, in one pass."""
+    chosen: list[Task] = []
+    count, draw = 0, random.Random(0)
+    for count, task in enumerate(tasks, start=1):
+        if len(chosen) < samples:
+            chosen.append(task)
+        elif (place := draw.randrange(count)) < samples:
+            chosen[place] = task
+    return count, chosen
 
 
 def evaluate_one(task: Task, evaluate: Evaluate) -> Record:
     """The record of one task: its result, or the one-line reason why it has none."""
+    table = resolved(task.config)
+    try:
+        return record_of(task, table, result=evaluate(table))
+    except SpecterError as error:
+        return record_of(task, table, error=str(error))
+
+
+def record_of(
+    task: Task, table: Table, result: dict[str, Any] | None = None, error: str | None = None
+) -> Record:
+    """A record of now; `table` is the task's resolved configuration."""
     record: Record = {
         "key": task.key,
         "computed_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": resolved(task.config),
+        "config": table,
     }
-    try:
-        result = evaluate(record["config"])
-        return record | {"result": {key: _finite(value) for key, value in result.items()}}
-    except SpecterError as error:
-        return record | {"error": str(error)}
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows neither infinity nor "not a number": both are written as null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if result is None:
+        return record | {"error": error}
+    return record | {"result": {key: _finite(value) for key, value in result.items()}}
 
 
 def default_workers() -> int:
@@ -112,54 +136,6 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serially(
-    tasks: Sequence[Task], evaluate: Evaluate, workers: int
-) -> Generator[Record, None, None]:
-    for task in tasks:
-        yield evaluate_one(task, evaluate)
-
-
-def _in_processes(
-    tasks: Sequence[Task], evaluate: Evaluate, workers: int
-) -> Generator[Record, None, None]:
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _prepare_worker)
-    waiting = iter(tasks)
-    running: set[Future[Record]] = set()
-    try:
-        while True:
-            while len(running) < QUEUED_PER_WORKER * workers and (task := next(waiting, None)):
-                running.add(pool.submit(evaluate_one, task, evaluate))
-            if not running:
-                break
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-    except BrokenProcessPool:
-        raise SpecterError(
-            "a worker process died (out of memory?): rerun to go on, perhaps with fewer --workers"
-        ) from None
-    except BaseException:
-        _end(pool)
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _end(pool: ProcessPoolExecutor) -> None:
-    """Stop the workers in the middle of their tasks: whoever interrupts does not want to wait."""
-    for process in list((pool._processes or {}).values()):
-        process.terminate()
-
-
-def _prepare_worker() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()  # a killed parent cannot tell its workers to stop
-        os._exit(1)
+def _finite(value: Any) -> Any:
+    """JSON knows neither infinity nor "not a number": both are written as null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,7 @@
 """A sweep before it runs: its file, and the distinct configurations the file asks for."""
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,10 @@ from specter_traces.errors import UsageError
 
 @dataclass(frozen=True)
 class Task:
-    """One configuration to compute: its identity, and the point of the axes that made it."""
+    """One configuration to compute, and its identity."""
 
     key: str
     config: RunConfig
-    point: Table
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,38 @@ class Sweep:
     base: tuple[Table, ...]
     axes: Axes
 
-    def configurations(self) -> list[tuple[RunConfig, Table]]:
-        """The distinct configurations that pass the filters, in order, each with its point.
+    @property
+    def most(self) -> int:
+        """How many configurations there are, before filters and equal ones are taken out."""
+        return math.prod(len(group) for group in self.axes.groups)
 
-        Raises UsageError when nothing is left.
+    def configurations(self) -> Iterator[RunConfig]:
+        """The distinct configurations that pass the filters, in order, made one by one.
+
+        Raises UsageError when none passes.
         """
-        found: dict[str, tuple[RunConfig, Table]] = {}
-        points = self.axes.points()
-        for point in points:
+        seen: set[str] = set()
+        for point in self.axes.points():
             config = build(*self.base, nest(point))
-            if filtered(self.axes, flatten(resolved(config))):
-                found.setdefault(content_hash(config), (config, point))
-        if not found:
+            if self.axes.filters and not filtered(self.axes, flatten(resolved(config))):
+                continue
+            identity = content_hash(config)
+            if identity not in seen:
+                seen.add(identity)
+                yield config
+        if not seen:
             raise UsageError(
-                f"the axes expand to nothing: none of {len(points)} combinations passes the filters"
+                f"the axes expand to nothing: none of {self.most} combinations passes the filters"
             )
-        return list(found.values())
+
+    def each_value(self) -> Iterator[RunConfig]:
+        """A configuration for every value of every axis, the other axes at their first."""
+        firsts = [group[0] for group in self.axes.groups]
+        for place, group in enumerate(self.axes.groups):
+            for point in group:
+                yield build(
+                    *self.base, *map(nest, firsts[:place] + firsts[place + 1 :]), nest(point)
+                )
 
 
 def read_sweep(path: Path, settings: Iterable[str] = (), axes: Iterable[str] = ()) -> Sweep:
@@ -64,6 +80,7 @@ def make_sweep(table: Mapping[str, Any], settings: Iterable[str], axes: Iterable
     """A sweep from the tables of its file and the command line's changes. Raises UsageError."""
     base = dict(table)
     axes_table = base.pop("axes", {})
+    base.pop("question", None)  # for the report
     if not isinstance(axes_table, Mapping):
         raise UsageError("axes must be a table: write [axes] above the axes")
     fixed = parse_settings(settings)
@@ -79,13 +96,14 @@ def make_sweep(table: Mapping[str, Any], settings: Iterable[str], axes: Iterable
     return Sweep((base, fixed), varied)
 
 
-def make_tasks(sweep: Sweep, inputs: Callable[[RunConfig], str], version: str) -> list[Task]:
-    """Every configuration with its identity.
+def make_tasks(sweep: Sweep, inputs: Callable[[RunConfig], str], version: str) -> Iterator[Task]:
+    """Every configuration with its identity, made one by one.
 
     `inputs` gives the content hash of the files a configuration reads (trace, model, machine), so
-    that a result is reused only for the same content.
+    that a result is reused only for the same content. Raises UsageError for a wrong value of an
+    axis before the first task.
     """
-    return [
-        Task(content_hash(config, inputs(config), version), config, point)
-        for config, point in sweep.configurations()
-    ]
+    for config in sweep.each_value():
+        inputs(config)
+    for config in sweep.configurations():
+        yield Task(content_hash(config, inputs(config), version), config)

@@ -1,22 +1,19 @@
 """The results of a sweep on disk: appended line by line as they come, so that nothing is ever lost.
 
 `results.jsonl` is the record: one line a result, written in one call, so only the last line can be
-torn by a kill; a torn last line is cut off when the folder is opened again. The tables
-(`results.csv`, `results.json`, Parquet) are made from it at the end.
+torn by a kill; a torn last line is cut off when the folder is opened again. In memory there is
+only where each line begins.
 """
 
-import csv
-import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from specter_sim.config import flatten
 from specter_traces.errors import SpecterError, UsageError
-from specter_traces.files import write_atomic
 
 Record = dict[str, Any]
 RECORDS = "results.jsonl"
@@ -36,16 +33,20 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+            self._lines: BinaryIO = open(self.path, "rb")  # noqa: SIM115
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(
                 f"cannot write to {folder}: {reason}; give another folder with --out"
             ) from None
-        _lock(self._file, folder)
+        self._begins: dict[str, int] = {}  # where the record of a key begins
+        self._results: set[str] = set()  # keys whose record is a result
+        self._end = 0
         try:
-            self._records = self._read()
+            _lock(self._file, folder)
+            self._find_lines()
         except BaseException:
-            self._file.close()
+            self._close()
             raise
 
     def __enter__(self) -> Self:
@@ -57,12 +58,29 @@ class Store:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self._close()
+
+    def has_result(self, key: str) -> bool:
+        """Whether a configuration has been computed."""
+        return key in self._results
 
     def result(self, key: str) -> Record | None:
         """The record of a configuration that has been computed, else None."""
-        record = self._records.get(key)
-        return record if record is not None and "result" in record else None
+        return next(self.records([key])) if self.has_result(key) else None
+
+    def lines(self, keys: Iterable[str]) -> Iterator[str]:
+        """The JSON of the records with these keys, in their order; keys without one are left out.
+
+        Read from the file one after the other: memory does not grow with their number.
+        """
+        for key in keys:
+            if key in self._begins:
+                self._lines.seek(self._begins[key])
+                yield self._lines.readline().decode().rstrip("\n")
+
+    def records(self, keys: Iterable[str]) -> Iterator[Record]:
+        """The records with these keys, read as ``lines`` are."""
+        return map(json.loads, self.lines(keys))
 
     def append(self, record: Record) -> None:
         """Add a record. It is in the file when this returns."""
@@ -73,21 +91,26 @@ class Store:
             raise SpecterError(f"cannot write to {self.path}: {error.strerror}") from None
         if written != len(line):
             raise SpecterError(f"cannot write to {self.path}: the disk is full")
-        self._records[record["key"]] = record
+        self._note(record, self._end)
+        self._end += len(line)
 
-    def _read(self) -> dict[str, Record]:
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            # A kill tore the last line: cut it off, or the next record would be glued to it.
-            self._file.truncate(whole)
-        records: dict[str, Record] = {}
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
-            record = self._parse(line, number)
-            if "result" in record or record["key"] not in records:
-                records[record["key"]] = record
-        return records
+    def _note(self, record: Record, begin: int) -> None:
+        """Remember where a record is; an error never hides a result."""
+        key = record["key"]
+        if "result" in record:
+            self._results.add(key)
+        elif key in self._results:
+            return
+        self._begins[key] = begin
+
+    def _find_lines(self) -> None:
+        for number, line in enumerate(self._lines, start=1):
+            if not line.endswith(b"\n"):
+                # A kill tore the last line: cut it off, or the next record would be glued to it.
+                self._file.truncate(self._end)
+                return
+            self._note(self._parse(line, number), self._end)
+            self._end += len(line)
 
     def _parse(self, line: bytes, number: int) -> Record:
         try:
@@ -100,56 +123,16 @@ class Store:
             f"{self.path} line {number} is not a result: move the file away or take the line out"
         )
 
+    def _close(self) -> None:
+        self._file.close()
+        self._lines.close()
+
 
 def flat_row(record: Record) -> dict[str, Any]:
     """One row of the tables: identity, the resolved configuration in dotted keys, the result."""
     row = {key: value for key, value in record.items() if key not in ("config", "result")}
     result: Record = record.get("result", {})
     return row | flatten(record["config"]) | result
-
-
-def write_tables(folder: Path, records: Sequence[Record], about: Mapping[str, Any]) -> list[Path]:
-    """Write `results.csv`, `results.json` and, when pyarrow is there, `results.parquet`."""
-    rows = [flat_row(record) for record in records]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    document = json.dumps({**about, "results": list(records)}, indent=1)
-    written = [
-        write_atomic(folder / "results.csv", _as_csv(rows, columns)),
-        write_atomic(folder / "results.json", document + "\n"),
-    ]
-    return written + _write_parquet(folder / "results.parquet", rows, columns)
-
-
-def _as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def _write_parquet(
-    path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
-) -> list[Path]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        return []
-    table = pa.table({name: _column([row.get(name) for row in rows]) for name in columns})
-    return [write_atomic(path, lambda file: pq.write_table(table, file))]
-
-
-def _column(values: list[Any]) -> list[Any]:
-    """Values of one type: a column that mixes texts and numbers (or lists) is written as text."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} or (len(kinds) <= 1 and not kinds & {list, dict}):
-        return values
-    return [None if value is None else str(_cell(value)) for value in values]
 
 
 def _lock(file: BinaryIO, folder: Path) -> None:
@@ -161,7 +144,6 @@ def _lock(file: BinaryIO, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.close()
         raise UsageError(
             f"another sweep is writing to {folder}: wait for it or give another folder with --out"
         ) from None

@@ -1,7 +1,7 @@
 """The twin of a configuration on the other side of the question whether to speculate."""
 
 from specter_sim.config import RunConfig, Table, build, resolved
-from specter_sim.policies import PREFETCH
+from specter_sim.setup.rules import prefetch_of
 
 
 def drafts(config: RunConfig) -> bool:
@@ -20,7 +20,7 @@ def twin_of(config: RunConfig, device_bytes: int) -> RunConfig:
 
 
 def _without_draft(config: RunConfig) -> Table:
-    follows_draft = "paired" in PREFETCH[config.policy.prefetch].needs
+    follows_draft = "paired" in prefetch_of(config).needs
     prefetch = "none" if follows_draft else config.policy.prefetch
     form = "coded" if config.experts.form == "coded-base" else config.experts.form
     return {"policy": {"depth": "never", "prefetch": prefetch}, "experts": {"form": form}}

@@ -13,12 +13,6 @@ from specter_sim.sweep.twin import drafts, twin_of
 from specter_traces import save
 
 
-@pytest.fixture(autouse=True)
-def fresh_caches() -> None:
-    """Files are read once a process; these tests change them."""
-    evaluate._file_hash.cache_clear()
-
-
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     path = tmp_path / "toy.safetensors"
@@ -49,12 +43,28 @@ def test_the_identity_follows_the_routes_in_the_file(toy: Path) -> None:
     assert inputs_of(config(toy)) != before
 
 
+def test_the_identity_follows_the_columns_whatever_the_header_claims(toy: Path) -> None:
+    before = inputs_of(config(toy))
+    data = bytearray(toy.read_bytes())
+    data[-1] ^= 1
+    toy.write_bytes(data)
+    assert inputs_of(config(toy)) != before
+
+
+def test_the_identity_follows_the_file_a_machine_starts_from(toy: Path, tmp_path: Path) -> None:
+    base, mine = tmp_path / "base.toml", tmp_path / "mine.toml"
+    base.write_text('base = "rtx-4090"\n[link]\nlatency_s = "5 us"\n')
+    mine.write_text(f'base = "{base}"\nname = "mine"\n')
+    before = inputs_of(config(toy, machine={"name": str(mine)}))
+    base.write_text('base = "rtx-4090"\n[link]\nlatency_s = "9 us"\n')
+    assert inputs_of(config(toy, machine={"name": str(mine)})) != before
+
+
 def test_the_identity_follows_the_machine_file(toy: Path, tmp_path: Path) -> None:
     machine = tmp_path / "mine.toml"
     machine.write_text('base = "rtx-4090"\nname = "mine"\n')
     before = inputs_of(config(toy, machine={"name": str(machine)}))
     machine.write_text('base = "rtx-3090"\nname = "mine"\n')
-    evaluate._file_hash.cache_clear()
     assert inputs_of(config(toy, machine={"name": str(machine)})) != before
 
 

@@ -122,10 +122,8 @@ def test_worker_processes_import_it_too(rules: Path, tmp_path: Path) -> None:
 def test_the_identity_follows_the_file(rules: Path) -> None:
     own = config(eviction=f"{rules.stem}:mine")
     before = inputs_of(own)
-    evaluation._file_hash.cache_clear()
     assert inputs_of(own) == before
     rules.write_text(RULES + "\n# another rule\n")
-    evaluation._file_hash.cache_clear()
     assert inputs_of(own) != before
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from specter_sim.config import RunConfig, Table, build
 from specter_sim.engine.run import simulate_compiled, why_not
-from specter_sim.hardware import find_model
+from specter_sim.hardware import ModelShape, find_machine, find_model
 from specter_sim.policies.own import is_own, source_of
 from specter_sim.results import Engine, Result
 from specter_sim.setup import BUNDLED_FAMILY, Setup, resolve, whole_trace
 from specter_sim.setup.rules import policies_of
 from specter_sim.sim import simulate
+from specter_traces import bundled_names
 
 
 class NeedsSimpyError(Exception):
@@ -65,14 +66,25 @@ def place_of(setup: Setup) -> dict[str, Any]:
 
 
 def inputs_of(config: RunConfig) -> str:
-    """Hashes of everything a configuration names and does not contain: trace, and own files."""
+    """Identity of everything a configuration names and does not contain.
+
+    That is the trace's content, the model and the machine as they resolve (files they start from
+    included), and the user's own rules.
+    """
+    shape, machine = find_model(config.model), find_machine(config.machine.name)
+    told = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()
+    return " ".join([_routes_hash(config, shape), told, *_own_rules(config)])
+
+
+def _routes_hash(config: RunConfig, shape: ModelShape) -> str:
     trace = config.trace
     if trace.path == "synth":
         # What it is made from; how it is made is in the configuration already.
         trace = trace.model_copy(update={"path": BUNDLED_FAMILY})
-    routes = whole_trace(config.model_copy(update={"trace": trace}), find_model(config.model))
-    files = [_file_hash(name) for name in (config.model, config.machine.name)]
-    return " ".join([routes.header.content_hash, *files, *_own_rules(config)])
+    routes = whole_trace(config.model_copy(update={"trace": trace}), shape)
+    if trace.path in (BUNDLED_FAMILY, *bundled_names()):
+        return routes.header.content_hash
+    return _file_hash(trace.path)  # a foreign header can state any content hash
 
 
 def _own_rules(config: RunConfig) -> list[str]:
@@ -84,7 +96,13 @@ def _own_rules(config: RunConfig) -> list[str]:
     return [_file_hash(str(source_of(name))) for name in names if is_own(name)]
 
 
-@lru_cache
 def _file_hash(name: str) -> str:
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "built in"
+    path = Path(name)
+    stat = path.stat()
+    return _hash_of(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache
+def _hash_of(path: Path, modified_ns: int, size: int) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -32,7 +32,7 @@ from specter_traces import (
     validate,
 )
 from specter_traces.columns import COLUMNS
-from specter_traces.files import write_atomic
+from specter_traces.files import refuse_irregular, write_atomic
 
 
 def same_columns(first: Trace, second: Trace) -> bool:
@@ -301,6 +301,34 @@ def test_an_unwritable_place_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         write_atomic(tmp_path, b"")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="it is a pipe"):
+        write_atomic(pipe, b"")
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    with pytest.raises(UsageError, match="it is a device"):
+        write_atomic("/dev/null", b"")
+    for name in ("x" * 300, "nul\0"):
+        with pytest.raises(UsageError, match="cannot write"):
+            write_atomic(tmp_path / name, b"")
+
+
+def test_pipes_devices_and_folders_are_no_inputs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in (
+        (tmp_path / "pipe", "a pipe"),
+        (Path("/dev/zero"), "a device"),
+        (tmp_path, "a folder"),
+    ):
+        with pytest.raises(UsageError, match=f"is {what}, not a regular file"):
+            refuse_irregular(path)
+    for name in ("x" * 300, "nul\0"):
+        with pytest.raises(UsageError, match="cannot read"):
+            refuse_irregular(tmp_path / name)
+    refuse_irregular(tmp_path / "absent")  # its reader says that
 
 
 def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:

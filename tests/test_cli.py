@@ -323,6 +323,16 @@ def test_compare_ranks_the_presets_at_equal_memory_and_slots(toy: Path) -> None:
     assert "at equal memory:" in text and "at equal slots: 24 a layer" in text
 
 
+def test_compare_takes_slots_and_a_budget_each_for_its_table(toy: Path) -> None:
+    limits = ("--budget", "100 MB", "--slots", 12, "--preset", "on-demand-lru")
+    common = ("compare", "--trace", toy, "--tokens", 24, *limits, "--workers", 1)
+    document = json.loads(printed(*common, "--json"))
+    assert (document["budget_bytes"], document["slots"]) == (100_000_000, 12)
+    (memory,) = document["rankings"]["equal memory"]
+    (slots,) = document["rankings"]["equal slots"]
+    assert slots["slots_per_layer"] == 12.0 != memory["slots_per_layer"]
+
+
 def test_policies_are_listed_and_shown() -> None:
     text = printed("policies")
     for name in ("lru", "belady", "continuous", "governor", "paper-artifact"):

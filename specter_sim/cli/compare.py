@@ -92,11 +92,18 @@ def _chosen(presets: Sequence[str] | None) -> list[str]:
 def _limits(base: list[Table], budget: str | None, slots: str | None) -> tuple[int, int]:
     """The device bytes and the slots a layer that are equal, from one of them or the machine.
 
-    Slots alone mean the memory that the yardstick preset needs for them.
+    Slots alone mean the memory that the yardstick preset needs for them; a budget alone the slots
+    that it gives the yardstick. Given both, each is taken as it is.
     """
     from specter_sim.setup import resolve
 
     given = build(*base).memory
+    if budget is not None and slots is not None:
+        memory_bytes = build(*base, {"memory": {"budget": budget}}).memory.budget
+        each = build(*base, {"memory": {"slots": parse_value(slots)}}).memory.slots
+        if memory_bytes is None or each is None:
+            raise UsageError('--slots and --budget need a number each: leave out "none"')
+        return memory_bytes, each
     yardstick = {"preset": YARDSTICK}
     if budget is not None or (slots is None and given.slots is None):
         limit: Table = {"memory": {"budget": budget}} if budget is not None else {}

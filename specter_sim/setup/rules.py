@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -80,6 +81,8 @@ def checked(info: PolicyInfo, name: str, value: Scalar) -> Scalar:
     fits = isinstance(value, kind) or (kind is float and number)
     if not fits or (kind is not bool and isinstance(value, bool)):
         raise UsageError(f"{info.name}.{name} ({param.doc}) must be {kind.__name__}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{info.name}.{name} ({param.doc}) must be finite, got {value!r}")
     low = param.least is not None and number and value < param.least  # type: ignore[operator]
     high = param.most is not None and number and value > param.most  # type: ignore[operator]
     if low or high:

@@ -6,6 +6,7 @@ later above the earlier. Unknown keys are refused with the nearest name; every e
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,7 +25,12 @@ from pydantic_core import ErrorDetails
 
 from specter_sim.names import nearest, suggestion
 from specter_sim.units import parse_bytes, parse_rate, parse_time
-from specter_traces.errors import SpecterError, UsageError
+from specter_traces.errors import SpecterError, UsageError, shown
+from specter_traces.files import refuse_irregular
+
+MOST = 10**9  # of anything that is counted: far beyond use, far within a machine integer
+MOST_BYTES = 2**62
+MOST_NESTED = 16  # tables within tables
 
 Scalar = bool | int | float | str
 Table = dict[str, Any]
@@ -40,7 +46,7 @@ def _quantity(parse: Any) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
-Bytes = Annotated[int, Field(ge=1), _quantity(parse_bytes)]
+Bytes = Annotated[int, Field(ge=1, le=MOST_BYTES), _quantity(parse_bytes)]
 Rate = Annotated[float, Field(gt=0), _quantity(parse_rate)]
 Time = Annotated[float, Field(ge=0), _quantity(parse_time)]
 
@@ -48,7 +54,7 @@ Time = Annotated[float, Field(ge=0), _quantity(parse_time)]
 class Section(BaseModel):
     """One table of the configuration: frozen, no unknown keys, "none" for an absent value."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -56,6 +62,9 @@ class Section(BaseModel):
         # TOML has no null; where None means something, the word "none" stands for it.
         if not isinstance(data, dict):
             return data
+        for key, value in data.items():
+            if isinstance(value, bool) and _is_number(cls, key):
+                raise ValueError(f"{key} must be a number, got {str(value).lower()}")
         return {
             key: None if value == "none" and _is_optional(cls, key) else value
             for key, value in data.items()
@@ -67,30 +76,41 @@ def _is_optional(section: type[BaseModel], key: str) -> bool:
     return field is not None and type(None) in get_args(field.annotation)
 
 
+def _is_number(section: type[BaseModel], key: str) -> bool:
+    # pydantic reads true as 1.
+    field = section.model_fields.get(key)
+    kinds = () if field is None else get_args(field.annotation) or (field.annotation,)
+    return bool(kinds) and set(kinds) <= {int, float, type(None)}
+
+
 class TraceConfig(Section):
     """Which routes are replayed, and how much of them."""
 
-    path: str = Field("tiny-moe", description="bundled trace, a file, or 'synth'")
-    sequences: int | None = Field(None, ge=1, description="use the first so many sequences")
+    path: str = Field("tiny-moe", min_length=1, description="bundled trace, a file, or 'synth'")
+    sequences: int | None = Field(
+        None, ge=1, le=MOST, description="use the first so many sequences"
+    )
     part: Literal["all", "even", "odd"] = Field(
         "all", description="every second sequence only: tune on one part, check on the other"
     )
-    tokens: int = Field(256, ge=1, description="decode tokens simulated, over all sequences")
+    tokens: int = Field(
+        256, ge=1, le=MOST, description="decode tokens simulated, over all sequences"
+    )
     between: Literal["warm", "cold"] = Field("warm", description="residency between sequences")
     acceptance: Literal["auto", "greedy", "sampled"] = "auto"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     assumed_acceptance: float | None = Field(None, ge=0, le=1, description="assume a draft")
     assumed_recall: float | None = Field(None, ge=0, le=1, description="of the assumed draft")
-    context: int = Field(512, ge=0, description="KV tokens charged")
+    context: int = Field(512, ge=0, le=MOST, description="KV tokens charged")
 
 
 class MachineConfig(Section):
     """A machine by name or TOML file, and what is different about yours."""
 
-    name: str = "emulated-cpu"
+    name: str = Field("emulated-cpu", min_length=1)
     link_bandwidth: Rate | None = None
     link_latency: Time | None = None
-    queue_depth: int | None = Field(None, ge=1)
+    queue_depth: int | None = Field(None, ge=1, le=MOST)
     granularity: Bytes | None = None
     vram: Bytes | None = None
     hbm_bandwidth: Rate | None = None
@@ -108,13 +128,13 @@ class MemoryConfig(Section):
     With none of them, all of the VRAM.
     """
 
-    slots: int | None = Field(None, ge=1, description="slots per MoE layer")
-    slots_per_layer: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+    slots: int | None = Field(None, ge=1, le=MOST, description="slots per MoE layer")
+    slots_per_layer: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] | None = Field(
         None, description="slots of each MoE layer, first to last"
     )
     budget: Bytes | None = Field(None, description="device bytes for everything")
     layout: Literal["per-layer", "global"] = "per-layer"
-    staging_slots: int = Field(0, ge=0)
+    staging_slots: int = Field(0, ge=0, le=MOST)
     allow_rounds: bool = Field(False, description="fewer slots than top-k: run in rounds")
     initial: Literal["cold", "highest", "popular"] = "cold"
 
@@ -136,7 +156,7 @@ class ExpertsConfig(Section):
 
     form: Literal["plain", "coded", "coded-base"] = "plain"
     draft_bits: Literal[2, 3, 4, 8] | None = 4
-    group_size: int = Field(64, ge=1)
+    group_size: int = Field(64, ge=1, le=MOST)
     shared_draft: bool = Field(True, description="the draft uses the target's dense weights")
     grouped: bool = Field(True, description="one launch for all resident experts")
     grouped_draft: bool = Field(True, description="one launch for a draft layer's experts")
@@ -159,6 +179,8 @@ class PolicyConfig(Section):
     def _read_depth(cls, data: Any) -> Any:
         # One spelling for one thing, or equal runs would have different identities.
         text = str(data.get("depth")) if isinstance(data, dict) else ""
+        if re.fullmatch(r"[+-]\d+|[+-]?\d*\.\d*", text) or len(text) > 80:
+            raise ValueError(f"depth must be a whole number or a policy, got {text[:80]}")
         if not text.isdecimal():
             return data
         if int(text) == 0:
@@ -170,7 +192,7 @@ class RunConfig(Section):
     """Everything that determines one simulated run."""
 
     preset: str | None = Field(None, description="a complete system; explicit keys win over it")
-    model: str = "tiny-moe"
+    model: str = Field("tiny-moe", min_length=1)
     trace: TraceConfig = TraceConfig()
     machine: MachineConfig = MachineConfig()
     memory: MemoryConfig = MemoryConfig()
@@ -186,6 +208,7 @@ def build(*layers: Mapping[str, Any]) -> RunConfig:
     """
     merged: Table = {}
     for layer in layers:
+        _check_tables(layer)
         for part in (_preset_of(layer), layer):
             merged = _lay_over(merged, part)
     try:
@@ -196,12 +219,26 @@ def build(*layers: Mapping[str, Any]) -> RunConfig:
 
 def load_table(path: Path) -> Table:
     """The tables of a TOML file. Raises UsageError with the file's name and the reason."""
+    refuse_irregular(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UsageError(f"{path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # also of texts that are not UTF-8, and of endless integers
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    if _nested(table) > MOST_NESTED:
+        raise UsageError(f"{path}: its tables are nested more than {MOST_NESTED} deep")
+    return table
+
+
+def _nested(value: Any, depth: int = 0) -> int:
+    """How deep tables and lists are nested, told no further than is allowed."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not inner or depth > MOST_NESTED:
+        return depth
+    return max(_nested(entry, depth + 1) for entry in inner)
 
 
 def parse_settings(settings: Iterable[str]) -> Table:
@@ -209,8 +246,8 @@ def parse_settings(settings: Iterable[str]) -> Table:
     table: Table = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f'"{setting}" is not a setting: write it like memory.slots=12')
+        if not equals or not key.strip() or "\n" in setting:
+            raise UsageError(f"{shown(setting)} is not a setting: write it like memory.slots=12")
         put(table, key.strip(), parse_value(text.strip()))
     return table
 
@@ -219,7 +256,9 @@ def parse_value(text: str) -> Any:
     """A TOML scalar, array or inline table; whatever is none of these is text."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, RecursionError, KeyError):
+        return text
+    if _nested(value) > MOST_NESTED:
         return text
     return value if isinstance(value, bool | int | float | str | list | dict) else text
 
@@ -227,6 +266,8 @@ def parse_value(text: str) -> Any:
 def put(table: Table, dotted: str, value: Any) -> None:
     """Set `a.b.c` in nested tables. Raises UsageError when `a` or `a.b` is no table."""
     *parents, last = dotted.split(".")
+    if len(parents) >= MOST_NESTED:
+        raise UsageError(f"unknown key {shown(dotted)}: keys have at most three parts")
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
@@ -310,9 +351,19 @@ def _preset_of(layer: Mapping[str, Any]) -> Table:
         return {}
     from specter_sim.presets import PRESETS  # only here: most configurations name no preset
 
+    if not isinstance(name, str):
+        raise UsageError(f"preset: should be the name of one, got {shown(name)}")
     if name not in PRESETS:
         raise UsageError(f'unknown preset "{name}": {suggestion(str(name), PRESETS)}')
     return nest(PRESETS[name].overrides)
+
+
+def _check_tables(layer: Mapping[str, Any]) -> None:
+    """A layer above must not cover up that a layer below has no table where one belongs."""
+    for name, field in RunConfig.model_fields.items():
+        value = layer.get(name)
+        if value is not None and _section(field.annotation) and not isinstance(value, Mapping):
+            raise UsageError(f"{name}: should be a table, got {shown(value)}")
 
 
 def _lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
@@ -363,12 +414,12 @@ def _describe(details: ErrorDetails) -> str:
     if details["type"] == "extra_forbidden":
         return f'unknown key "{dotted}": {_nearest_key(dotted)}'
     message = details["msg"].removeprefix("Value error, ")
-    message = message.removeprefix("Input ")
+    message = message.removeprefix("Input ").removeprefix("String ")
     if details["type"] == "value_error":
         return f"{dotted}: {message}"
     if details["type"] == "model_type":
         message = "should be a table"
-    return f"{dotted}: {message}, got {details['input']!r}"
+    return f"{dotted}: {message}, got {shown(details['input'])}"
 
 
 def _is_branch(part: int | str) -> bool:

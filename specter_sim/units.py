@@ -7,7 +7,7 @@ import math
 import re
 
 from specter_sim.names import suggestion
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, shown
 
 Number = int | float
 
@@ -80,20 +80,27 @@ def _parse(
     value: str | Number, kind: str, example: str, units: dict[str, float], bare: str
 ) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f'{value!r} is not {kind}: write it like "{example}"')
+        raise UsageError(f'{shown(value)} is not {kind}: write it like "{example}"')
     if isinstance(value, str):
         number = _from_text(value, kind, example, units, bare)
     else:
-        number = float(value)
+        number = _as_float(value)
     if not math.isfinite(number) or number < 0:
-        raise UsageError(f'{kind} must be finite and not negative, got "{value}"')
+        raise UsageError(f"{kind} must be finite and not negative, got {shown(value)}")
     return number
+
+
+def _as_float(value: Number) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _from_text(text: str, kind: str, example: str, units: dict[str, float], bare: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise UsageError(f'"{text}" is not {kind}: write it like "{example}"')
+        raise UsageError(f'{shown(text)} is not {kind}: write it like "{example}"')
     unit = match[2] or bare
     if unit and unit not in units:
         raise UsageError(f'unknown unit "{unit}" in "{text}": {suggestion(unit, units)}')

@@ -103,6 +103,18 @@ def test_no_arguments_is_usage() -> None:
         (("sweep", "--workers", "0"), "workers"),
         (("compare", "--preset", "spectre"), 'did you mean "specter"?'),
         (("compare", "--slots", "many"), "memory.slots"),
+        (("run", "--depth", "-1"), "depth must be a whole number or a policy, got -1"),
+        (("run", "--model", ""), "model: should have at least 1 character"),
+        (("run", "--trace", "x" * 300), "File name too long"),
+        (("run", "--trace", "nul\0"), "null byte"),
+        (("run", "--model", "x" * 300), "unknown model"),
+        (("run", "--model", "nul\0"), "unknown model"),
+        (("run", "--machine", "x" * 300 + ".toml"), "File name too long"),
+        (("run", "--machine", "nul\0.toml"), "null byte"),
+        (("run", "--trace", "/dev/zero"), "a device, not a regular file"),
+        (("run", "/dev/zero"), "a device, not a regular file"),
+        (("run", "--tokens", "9" * 5000), "trace.tokens"),
+        (("sweep", "/dev/zero"), "a device, not a regular file"),
         (("policies", "lruu"), 'did you mean "lru"?'),
     ],
 )
@@ -146,6 +158,27 @@ def test_an_unexpected_failure_is_one_line_until_the_traceback_is_asked_for() ->
         assert ("Traceback" in done.stderr) is asked
         assert "ZeroDivisionError" in done.stderr
         assert asked or len(done.stderr.splitlines()) == 1
+
+
+def test_a_full_disk_is_one_line() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "policies"], env=environment, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
+
+
+def test_an_interrupted_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        verb = "specter_sim.cli.run.configuration"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verb, lambda *_: signal.raise_signal(signal.SIGINT))
+            return int(app(["run"], standalone_mode=False) or 0)
+
+    assert exit_code_of(interrupted) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

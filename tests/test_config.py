@@ -177,3 +177,67 @@ def test_a_written_configuration_runs_as_it_is(
 def test_flatten_and_nest_are_inverse() -> None:
     table = {"a": {"b": 1, "c": {"d": [2]}}, "e": "x"}
     assert nest(flatten(table)) == table
+
+
+HUGE = int("9" * 400)
+ENDLESS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        ({"trace": {"assumed_recall": float("nan")}}, "trace.assumed_recall"),
+        ({"trace": {"seed": HUGE}}, "trace.seed: should be less than"),
+        ({"trace": {"context": HUGE}}, "trace.context: should be less than"),
+        ({"trace": {"tokens": ENDLESS}}, "trace.tokens: "),
+        ({"trace": {"tokens": True}}, "trace: tokens must be a number, got true"),
+        ({"trace": {"assumed_recall": False}}, "assumed_recall must be a number, got false"),
+        ({"memory": {"budget": HUGE}}, "must be finite"),
+        ({"memory": {"budget": ENDLESS}}, "must be finite"),
+        ({"memory": {"budget": "1e40 GB"}}, "memory.budget: should be less than"),
+        ({"machine": {"link_bandwidth": float("inf")}}, "must be finite"),
+        ({"machine": {"name": ""}}, "machine.name: should have at least 1 character"),
+        ({"model": ""}, "model: should have at least 1 character, got ''"),
+        ({"policy": {"depth": -1}}, "depth must be a whole number or a policy, got -1"),
+        ({"policy": {"depth": "2.5"}}, "depth must be a whole number or a policy, got 2.5"),
+        ({"policy": {"depth": 1 << 20000}}, "policy: "),
+        ({"memory": {"slots": 1 << 20000}}, "memory.slots: "),
+        ({"policy": {"depth_params": {"depth": float("nan")}}}, "policy.depth_params.depth"),
+        ({"preset": ["specter"]}, "preset: should be the name of one, got ['specter']"),
+        ({"preset": {"name": 1}}, "preset: should be the name of one"),
+    ],
+)
+def test_senseless_values_are_one_line(layer: dict[str, object], says: str) -> None:
+    assert says in refused(layer)
+    assert len(refused(layer)) < 300
+
+
+@pytest.mark.parametrize("wrong", [3, [{"tokens": 3}]])
+def test_what_is_no_table_is_refused_under_an_option_too(wrong: object) -> None:
+    assert "trace: should be a table" in refused({"trace": wrong}, {"trace": {"tokens": 8}})
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    for text in (
+        "a = " + "[" * 5000,
+        "a = " + "{a = " * 5000,
+        f"a = {ENDLESS}",
+        "a" + ".a" * 500 + " = 1",
+        "a = " + "[" * 40 + "]" * 40,
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=r"c\.toml"):
+            load_table(path)
+    with pytest.raises(UsageError, match="a folder, not a regular file"):
+        load_table(tmp_path)
+    with pytest.raises(UsageError, match="a device, not a regular file"):
+        load_table(Path("/dev/zero"))
+
+
+def test_settings_are_one_line_and_shallow() -> None:
+    for setting in ("memory.slots=1\n2", "a" + ".a" * 3000 + "=1"):
+        with pytest.raises(UsageError):
+            parse_settings([setting])
+    assert parse_settings(["a=" + "[" * 5000]) == {"a": "[" * 5000}
+    assert parse_settings([f"a={ENDLESS}"]) == {"a": ENDLESS}

@@ -188,3 +188,45 @@ def test_unknown_machines(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the machine file"):
         find_machine(str(tmp_path / "none.toml"))
     assert find_machine("RTX-4090").name == "rtx-4090"
+
+
+def test_a_base_is_looked_for_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text('base = "rtx-4090"\n[link]\nlanes = 3\n')
+    (tmp_path / "mine.toml").write_text('base = "base.toml"\n')
+    assert find_machine(str(tmp_path / "mine.toml")).link.lanes == 3
+    assert find_machine(str(tmp_path / "mine.toml")).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('base = "mine.toml"', "leads back to"),
+        ('base = "other.toml"', "leads back to"),
+        ('base = "absent.toml"', "cannot read the machine file"),
+        ("a = " + "[" * 5000, "nested too deeply"),
+        (f"a = {'9' * 5000}", "is not TOML"),
+        (f'base = "rtx-4090"\n[gpu]\nflops_per_s = {"9" * 400}', "must be a number"),
+        (f'base = "rtx-4090"\n[gpu]\nmemory_bytes = {"9" * 400}', "must be finite"),
+        (f'base = "rtx-4090"\n[link]\nlanes = {"9" * 400}', "must be at most"),
+        ('base = "rtx-4090"\n[link]\nlanes = true', "whole number"),
+        ('base = "rtx-4090"\n[gpu]\nflops_per_s = nan', "must be a number"),
+    ],
+)
+def test_impossible_files_are_one_short_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "other.toml").write_text('base = "mine.toml"')
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UsageError, match=says) as caught:
+        find_machine(str(tmp_path / "mine.toml"))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_long_row_of_bases_is_refused(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"m{number}.toml").write_text(f'base = "m{number + 1}.toml"')
+    with pytest.raises(UsageError, match="more than 16 times"):
+        find_machine(str(tmp_path / "m0.toml"))
+
+
+def test_a_machine_is_a_regular_file() -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        find_machine("nul\0.toml")

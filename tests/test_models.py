@@ -1,6 +1,7 @@
 """Model shapes: published totals, expert bytes, and configs of many families."""
 
 import json
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -219,3 +220,66 @@ def test_unknown_names_and_files(tmp_path: Path) -> None:
             find_model(str(broken))
     broken.write_text(json.dumps(MIXTRAL))
     assert find_model(str(broken)).name == "broken"
+
+
+SOUND = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+}
+
+
+def test_the_sound_config_is_read() -> None:
+    assert shape_from_config(SOUND, "toy", "toy").moe_layers == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**12},
+        {"num_hidden_layers": int("9" * 400)},
+        {"hidden_size": int("9" * 400)},
+        {"vocab_size": "many"},
+        {"num_experts_per_tok": 9},
+        {"text_config": 3},
+        {"head_dim": float("inf")},
+        {"head_dim": float("nan")},
+        {"head_dim": "64"},
+        {"head_dim": -4},
+        {"num_key_value_heads": [2]},
+        {"layer_types": 5},
+        {"mlp_layer_types": ["sparse"]},
+        {"moe_layers": 3},
+        {"moe_layers": list(range(9))},
+        {"moe_layer_freq": "often"},
+        {"first_k_dense_replace": "one"},
+        {"mlp_only_layers": 7},
+        {"model_type": 3},
+        {"sliding_window": float("inf")},
+        {"quantization_config": "fp8"},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 0]}},
+    ],
+)
+def test_configs_with_senseless_values_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        shape_from_config(SOUND | change, "toy", "toy/config.json")
+    message = str(caught.value)
+    assert message.startswith("toy/config.json: ")
+    assert "\n" not in message and len(message) < 300
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"hidden_size": ' + "9" * 5000 + "}"])
+def test_config_files_that_do_not_parse_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match="is not JSON"):
+        find_model(str(tmp_path))
+
+
+def test_a_pipe_is_no_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UsageError, match="a pipe, not a regular file"):
+        find_model(str(tmp_path))

@@ -1,5 +1,6 @@
 """The application: its verbs, imported when they are used, and how errors become exit codes."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typer.core import TyperGroup
 
 TRACEBACK_VARIABLE = "SPECTER_TRACEBACK"
 INTERRUPTED = 130
+MOST_SHOWN = 2000  # characters of an error line
 
 # Listed here, so that --help imports none of them.
 VERBS: dict[str, tuple[str, str]] = {
@@ -28,12 +30,23 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
+class InterruptedRunError(Exception):
+    """Ctrl-C while a command ran."""
+
+
 class LazyVerbs(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs in their order."""
         return list(VERBS)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Do what was asked. An interrupt is told in one line; click would print two."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise InterruptedRunError from None
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import one verb; None when there is no such verb."""
@@ -99,8 +112,9 @@ def exit_code_of(work: Callable[[], Any]) -> int:
     """Do the work; turn whatever it raises into one line on stderr and an exit code."""
     try:
         result = work()
+        sys.stdout.flush()  # a full disk is told here, not when the interpreter ends
         return result if isinstance(result, int) else 0
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt, InterruptedRunError):
         return _failed("interrupted", INTERRUPTED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
@@ -120,13 +134,29 @@ def _explained(error: Exception) -> int:
             print(message, file=sys.stderr)
             return int(error.exit_code)
         return _failed(message, error.exit_code)
+    if isinstance(error, OSError) and error.strerror:
+        return _failed_output(error)
     told = f"unexpected {type(error).__name__}: {error}".splitlines()[0]
     return _failed(f"{told} (set {TRACEBACK_VARIABLE}=1 for the traceback)", 1)
 
 
 def _failed(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    line = " ".join(message.split())
+    told = line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}..."
+    print(f"error: {told}", file=sys.stderr)
     return code
+
+
+def _failed_output(error: OSError) -> int:
+    """A file or stdout that the system refused to read or write."""
+    if error.filename is not None:
+        return _failed(f"{error.filename}: {error.strerror}", 1)
+    # What stdout still holds would fail again, with a traceback, when the interpreter ends.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    code = 1
+    if error.errno == errno.EPIPE:
+        return code  # the reader left: nobody to tell
+    return _failed(f"cannot write the output: {error.strerror}", code)
 
 
 def _command_of(target: Any, name: str) -> Any:

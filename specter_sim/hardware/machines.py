@@ -16,9 +16,12 @@ from typing import Any
 
 from specter_sim.names import suggestion
 from specter_sim.units import parse_bytes, parse_rate, parse_time
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, shown
+from specter_traces.files import refuse_irregular
 
 FOLDER = Path(__file__).parent / "data" / "machines"
+MOST_COUNT = 10**9
+MOST_BASES = 16  # files that start from one another
 BOUNCE_TRAFFIC = 3  # a pageable copy reads, writes the bounce buffer, and reads that again
 
 
@@ -154,7 +157,7 @@ def find_machine(name_or_path: str) -> Machine:
         return _builtin(name_or_path.casefold())
     path = Path(name_or_path)
     if path.suffix == ".toml":
-        return _read_file(path)
+        return _read_file(path, ())
     hint = suggestion(name_or_path, _names())
     raise UsageError(f'unknown machine "{name_or_path}": {hint} (or give a TOML file)')
 
@@ -164,7 +167,7 @@ def find_machine(name_or_path: str) -> Machine:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise UsageError(f"must be a text, got {value!r}")
+        raise UsageError(f"must be a text, got {shown(value)}")
     return value
 
 
@@ -172,28 +175,33 @@ def _positive(parse: Callable[[Any], float]) -> Callable[[Any], float]:
     def read(value: Any) -> float:
         number = parse(value)
         if number <= 0:
-            raise UsageError(f"must be above 0, got {value!r}")
+            raise UsageError(f"must be above 0, got {shown(value)}")
         return number
 
     return read
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"must be a number, got {value!r}")
-    return float(value)
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond every float
+        pass
+    raise UsageError(f"must be a number, got {shown(value)}")
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"must be a whole number of at least 1, got {value!r}")
+        raise UsageError(f"must be a whole number of at least 1, got {shown(value)}")
+    if value > MOST_COUNT:
+        raise UsageError(f"must be at most {MOST_COUNT}, got {shown(value)}")
     return value
 
 
 def _share(value: Any) -> float:
     number = _number(value)
     if not 0 < number <= 1:
-        raise UsageError(f"must be above 0 and at most 1, got {value!r}")
+        raise UsageError(f"must be above 0 and at most 1, got {shown(value)}")
     return number
 
 
@@ -250,27 +258,44 @@ def _names() -> tuple[str, ...]:
 
 @cache
 def _builtin(name: str) -> Machine:
-    return _read_file(FOLDER / f"{name}.toml")
+    return _read_file(FOLDER / f"{name}.toml", ())
 
 
-def _read_file(path: Path) -> Machine:
+def _read_file(path: Path, above: tuple[Path, ...]) -> Machine:
+    """The machine of a file; ``above`` are the files that start from it."""
+    refuse_irregular(path)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read the machine file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML: it is nested too deeply") from None
+    except ValueError as error:  # also of texts that are not UTF-8, and of endless integers
         raise UsageError(f"{path} is not TOML: {error}") from None
     try:
-        return _machine(document, path)
+        return _machine(document, path, above)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
-def _machine(document: Mapping[str, Any], path: Path) -> Machine:
+def _base(name: str, path: Path, above: tuple[Path, ...]) -> Machine:
+    """What a file starts from: a machine by name, or a file beside it."""
+    base = path.parent / name
+    if name.casefold() in _names() or base.suffix != ".toml":
+        return find_machine(name)
+    files = (*above, path.resolve())
+    if base.resolve() in files:
+        raise UsageError(f'base = "{name}" leads back to {base}: start from another machine')
+    if len(files) > MOST_BASES:
+        raise UsageError(f"its base has a base, and so on, more than {MOST_BASES} times")
+    return _read_file(base, files)
+
+
+def _machine(document: Mapping[str, Any], path: Path, above: tuple[Path, ...]) -> Machine:
     values, sources = _values(document, default_source=f"stated in {path.name}")
     name = _text(document.get("name", path.stem))
     if "base" in document:
-        machine = find_machine(_text(document["base"]))
+        machine = _base(_text(document["base"]), path, above)
         title = _text(document.get("title", f"{name} ({machine.title}, changed)"))
         machine = dataclasses.replace(machine, name=name, title=title)
         for dotted, value in values.items():
@@ -302,7 +327,7 @@ def _values(
         if key not in PARTS:
             continue
         if not isinstance(table, Mapping):
-            raise UsageError(f"[{key}] must be a table, got {table!r}")
+            raise UsageError(f"[{key}] must be a table, got {shown(table)}")
         for name, entry in table.items():
             dotted = f"{key}.{name}"
             if dotted not in FIELDS:

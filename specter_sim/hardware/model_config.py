@@ -1,12 +1,17 @@
 """Read the sizes of a MoE decoder from its `config.json`, whatever its family calls them."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
+
+from specter_traces.errors import shown
 
 Config = Mapping[str, Any]
 
 DTYPES = {"bfloat16": ("bf16", 16.0), "float16": ("fp16", 16.0), "float32": ("fp32", 32.0)}
 MXFP4_BITS = 4 + 8 / 32  # one 8-bit scale for 32 weights
+MOST_LAYERS = 10_000
+MOST_PARAMS = 10**15
 KV_BYTES = 2  # one cached value
 
 NUM_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
@@ -23,6 +28,20 @@ class ConfigError(Exception):
 
 def read_fields(config: Config) -> dict[str, Any]:
     """Every field of a ModelShape but its name and source. Raises ConfigError."""
+    try:
+        fields = _read_fields(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"one of its values is of a wrong kind ({error})") from None
+    for name, value in fields.items():
+        whole = not isinstance(value, float) or (name.endswith("_bits") and isfinite(value))
+        if not isinstance(value, str) and not (whole and 0 <= value < MOST_PARAMS):
+            raise ConfigError(f"its values give a senseless {name}: {shown(value)}")
+    if fields["top_k"] > fields["num_experts"]:
+        raise ConfigError(f"{fields['top_k']} experts a token of {fields['num_experts']}")
+    return fields
+
+
+def _read_fields(config: Config) -> dict[str, Any]:
     config = config.get("text_config") or config  # multimodal configs nest the decoder's
     _refuse_unsupported(config)
     layers, hidden = _int(config, "num_hidden_layers"), _int(config, "hidden_size")
@@ -54,7 +73,10 @@ def read_fields(config: Config) -> dict[str, Any]:
 
 def moe_layer_indices(config: Config) -> list[int]:
     """The decoder layers that have routed experts, ascending."""
-    layers = range(_int(config, "num_hidden_layers"))
+    count = _int(config, "num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {shown(count)}")
+    layers = range(count)
     if config.get("mlp_layer_types"):
         return [layer for layer in layers if config["mlp_layer_types"][layer] == "sparse"]
     if config.get("moe_layers"):
@@ -211,7 +233,7 @@ def _refuse_unsupported(config: Config) -> None:
 def _int(config: Config, *names: str) -> int:
     value = _optional_int(config, *names)
     if value is None or value < 1:
-        raise ConfigError(f"{' or '.join(names)} must be a positive number, got {value}")
+        raise ConfigError(f"{' or '.join(names)} must be a positive number, got {shown(value)}")
     return value
 
 

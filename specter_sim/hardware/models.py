@@ -6,6 +6,7 @@ A shape is read from a `config.json` (`model_config.py`) or comes from the built
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any
 from specter_sim.hardware.model_config import ConfigError, read_fields
 from specter_sim.names import suggestion
 from specter_traces.errors import UsageError
+from specter_traces.files import refuse_irregular
 
 CATALOGUE = Path(__file__).parent / "data" / "models.toml"
 AS_16BIT_SUFFIX = ":bf16"
@@ -225,7 +227,7 @@ def find_model(name_or_path: str) -> ModelShape:
     if entry is not None:
         return shape_from_config(entry["config"], name_or_path.casefold(), entry["source"])
     path = Path(name_or_path)
-    if path.is_dir() or path.suffix == ".json":
+    if name_or_path and (os.path.isdir(path) or path.suffix == ".json"):
         return _read_config_file(path)
     hint = suggestion(name_or_path, _catalogue())
     raise UsageError(
@@ -235,11 +237,12 @@ def find_model(name_or_path: str) -> ModelShape:
 
 def _read_config_file(path: Path) -> ModelShape:
     file = path / "config.json" if path.is_dir() else path
+    refuse_irregular(file)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read the model config {file}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not JSON ({error}): give a model's config.json") from None
     if not isinstance(config, dict):
         raise UsageError(f"{file} holds no JSON object: give a model's config.json")

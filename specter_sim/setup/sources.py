@@ -13,6 +13,7 @@ from specter_sim.hardware import ModelShape
 from specter_sim.names import suggestion
 from specter_traces import Trace, bundled, bundled_names, load
 from specter_traces.errors import UsageError
+from specter_traces.files import refuse_irregular
 from specter_traces.synthesize import synthesize
 
 BUNDLED_FAMILY = "tiny-moe"
@@ -34,6 +35,7 @@ def whole_trace(config: RunConfig, shape: ModelShape) -> Trace:
     if path in bundled_names():
         return _bundled(path)
     file = Path(path)
+    refuse_irregular(file)
     if not file.exists():
         hint = suggestion(path, [BUNDLED_FAMILY, *bundled_names(), "synth"])
         raise UsageError(f'no bundled trace and no file is called "{path}": {hint}')

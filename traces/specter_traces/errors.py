@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_SHOWN = 80
+
 
 class SpecterError(Exception):
     """A failure the user can act on: its text says what was wrong, what was got, what to do.
@@ -16,3 +18,12 @@ class UsageError(SpecterError):
     """The request itself cannot be met: an unknown name, an impossible number (exit code 2)."""
 
     exit_code: int = 2
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: its repr, cut to one short line; never an error itself."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # integers of thousands of digits; deep nesting
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

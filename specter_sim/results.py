@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -104,6 +104,4 @@ class Result:
 
     def row(self) -> dict[str, str | int | float | bool]:
         """Flat scalars for a table; notes joined with "; "."""
-        row = asdict(self)
-        row["notes"] = "; ".join(self.notes)
-        return row
+        return {**vars(self), "notes": "; ".join(self.notes)}

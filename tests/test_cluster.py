@@ -166,7 +166,7 @@ def test_another_version_is_refused(
 def test_other_contents_are_refused(
     steady: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "inputs_of", lambda config: "other")
+    monkeypatch.setattr(cluster, "inputs_reader", lambda: lambda config: "other")
     with pytest.raises(SpecterError, match="has other contents in the files of trace 'tiny-moe'"):
         compute_on(steady, tasks_of([8]), tmp_path)
 

@@ -441,20 +441,28 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from test_sweep import SLOTS, endless, plan, slow_square
 from specter_sim.sweep.executor import run_tasks
-from specter_sim.sweep.pools import in_processes
+from specter_sim.sweep.pools import in_processes, in_threads, one_by_one
 from specter_sim.sweep.store import Store
 if __name__ == "__main__":
+    workers = int(sys.argv[2])
     with Store(Path(sys.argv[1])) as store:
-        compute = in_processes({evaluate}, int(sys.argv[2]))
+        compute = in_processes({evaluate}, workers)
+        if {threads}:
+            compute = in_threads({evaluate}, workers, compute)
         run_tasks(plan(SLOTS[:{last}]), compute, store)
 """
 
 
 def started_sweep(
-    folder: Path, script: Path, workers: int, evaluate: str = "slow_square", last: int = 99
+    folder: Path,
+    script: Path,
+    workers: int,
+    evaluate: str = "slow_square",
+    last: int = 99,
+    threads: bool = False,
 ) -> subprocess.Popen[str]:
     path = [str(Path(__file__).parent), *sys.path]
-    script.write_text(KILLED_SWEEP.format(path=path, evaluate=evaluate, last=last))
+    script.write_text(KILLED_SWEEP.format(path=path, evaluate=evaluate, last=last, threads=threads))
     return subprocess.Popen(
         [sys.executable, str(script), str(folder), str(workers)],
         stderr=subprocess.PIPE,
@@ -515,12 +523,12 @@ def test_workers_leave_ctrl_c_to_the_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "threads"), [(1, False), (2, False), (2, True)])
 def test_a_killed_sweep_loses_and_doubles_nothing(
-    tmp_path: Path, how: signal.Signals, workers: int
+    tmp_path: Path, how: signal.Signals, workers: int, threads: bool
 ) -> None:
     folder = tmp_path / "out"
-    sweep = started_sweep(folder, tmp_path / "sweep.py", workers)
+    sweep = started_sweep(folder, tmp_path / "sweep.py", workers, threads=threads)
     wait_for_lines(folder, 3)
     sweep.send_signal(how)
     sweep.communicate(timeout=20)

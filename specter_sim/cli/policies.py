@@ -27,7 +27,14 @@ def policies(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List policies and presets, or show one."""
+    """List policies and presets, or show one.
+
+    A policy of your own is a Python function in an installed module or a file of the current
+    folder: --set policy.eviction=my_module:my_rule takes (state, index) and returns a number, and
+    the expert with the smallest goes. A prefetch or depth policy is a PrefetchRule or a DepthRule;
+    an EvictionInfo, PrefetchInfo or DepthInfo declares parameters too. They run on the SimPy
+    engine, which is slower.
+    """
     if name is not None:
         _show(name, as_json)
     elif as_json:

@@ -62,6 +62,8 @@ def run(
     chosen = configuration(config, settings, shortcuts, preset)
     stretch = _stretch(timeline_tokens)
     row = row_of(chosen, Engine.SIMPY if timeline else engine)
+    if timeline:
+        row = _noted(row, "run on the SimPy engine, which draws timelines")
     speculation = speculation_of(chosen, row, engine)
     written = _write_timeline(timeline, chosen, row, stretch) if timeline else None
     if as_json:
@@ -82,6 +84,10 @@ def row_of(config: RunConfig, engine: Engine | None = None) -> dict[str, Any]:
 
     table = resolved(config)
     return flatten(table) | evaluate_once(config, engine)
+
+
+def _noted(row: dict[str, Any], note: str) -> dict[str, Any]:
+    return row | {"notes": "; ".join(filter(None, [str(row["notes"]), note]))}
 
 
 def result_part(row: dict[str, Any]) -> dict[str, Any]:

@@ -128,9 +128,9 @@ def _read(file: Path | None, settings: Sequence[str], axes: Sequence[str]) -> Sw
 
 def _tasks(planned: Sweep) -> Iterator[Task]:
     from specter_sim import __version__
-    from specter_sim.sweep.evaluate import inputs_of
+    from specter_sim.sweep.evaluate import inputs_reader
 
-    return make_tasks(planned, inputs_of, __version__)
+    return make_tasks(planned, inputs_reader(), __version__)
 
 
 def _print_estimate(planned: Sweep, workers: int, engine: Engine | None, as_json: bool) -> None:

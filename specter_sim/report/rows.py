@@ -4,6 +4,7 @@ A row is flat: the resolved configuration in dotted keys and the metrics of the 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from specter_sim.policies import EVICTION, PREFETCH
@@ -31,9 +32,16 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 def varying(rows: Sequence[Row]) -> list[str]:
     """The keys of the configuration that are not the same in every row, in column order."""
-    keys = dict.fromkeys(key for row in rows for key in row)
-    config = (key for key in keys if key.startswith(_CONFIG_KEYS))
-    return [key for key in config if len({repr(row.get(key)) for row in rows}) > 1]
+    keys = dict.fromkeys(chain.from_iterable(rows))
+    return [key for key in keys if key.startswith(_CONFIG_KEYS) and _varies(rows, key)]
+
+
+def _varies(rows: Sequence[Row], key: str) -> bool:
+    first = rows[0].get(key)
+    # Most values are the same object in every row, which is seen without looking at them.
+    others = (value for row in rows if (value := row.get(key)) is not first)
+    told = repr(first)
+    return any(repr(value) != told for value in others)
 
 
 def panel_keys(rows: Sequence[Row]) -> list[str]:

@@ -19,7 +19,7 @@ from specter_sim.config import Table, resolved
 from specter_sim.results import Engine
 from specter_sim.sweep import remote
 from specter_sim.sweep.engines import Tell
-from specter_sim.sweep.evaluate import inputs_of
+from specter_sim.sweep.evaluate import inputs_reader
 from specter_sim.sweep.executor import Compute, record_of
 from specter_sim.sweep.plan import Task
 from specter_sim.sweep.pools import Records
@@ -98,12 +98,14 @@ def _silence() -> None:
 def _computed(client: Any, tasks: Iterator[Task], engine: Engine, most: int) -> Records:
     from distributed import as_completed
 
-    run = uuid.uuid4().hex[:8]
+    run, inputs = uuid.uuid4().hex[:8], inputs_reader()
     submitted: dict[Any, Task] = {}
 
     def submit(task: Task) -> Any:
         key = f"specter-{run}-{task.key}"
-        future = client.submit(remote.compute, _order(task, engine), key=key, pure=False)
+        future = client.submit(
+            remote.compute, _order(task, inputs(task.config), engine), key=key, pure=False
+        )
         submitted[future] = task
         return future
 
@@ -117,9 +119,9 @@ def _computed(client: Any, tasks: Iterator[Task], engine: Engine, most: int) -> 
             client.cancel(list(submitted), force=True)
 
 
-def _order(task: Task, engine: Engine) -> str:
+def _order(task: Task, inputs: str, engine: Engine) -> str:
     table = resolved(task.config)
-    order = {"version": __version__, "inputs": inputs_of(task.config), "engine": engine.value}
+    order = {"version": __version__, "inputs": inputs, "engine": engine.value}
     return json.dumps(order | {"config": _with_whole_paths(table)})
 
 

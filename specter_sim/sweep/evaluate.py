@@ -1,6 +1,7 @@
 """One configuration, simulated: what sweeps compute, and what its answer depends on."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -85,6 +86,21 @@ def _routes_hash(config: RunConfig, shape: ModelShape) -> str:
     if trace.path in (BUNDLED_FAMILY, *bundled_names()):
         return routes.header.content_hash
     return _file_hash(trace.path)  # a foreign header can state any content hash
+
+
+def inputs_reader() -> Callable[[RunConfig], str]:
+    """``inputs_of``, which reads the same names once: for one sweep, not for ever."""
+    known: dict[tuple[object, ...], str] = {}
+
+    def inputs(config: RunConfig) -> str:
+        policy, bits = config.policy, config.experts.draft_bits
+        rules = (policy.eviction, policy.prefetch, policy.depth)
+        named = (config.model, config.trace, config.machine.name, bits, *rules)
+        if named not in known:
+            known[named] = inputs_of(config)
+        return known[named]
+
+    return inputs
 
 
 def _own_rules(config: RunConfig) -> list[str]:

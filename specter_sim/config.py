@@ -328,6 +328,9 @@ def check_key(dotted: str) -> None:
     keys = known_keys()
     if (dotted in keys and not dotted.endswith("_params")) or table.endswith("_params"):
         return
+    if any(key.startswith(f"{dotted}.") for key in keys) or dotted in keys:
+        example = next((key for key in keys if key.startswith(f"{dotted}.")), f"{dotted}.NAME")
+        raise UsageError(f'"{dotted}" is a table: name one of its keys, like {example}')
     raise UsageError(f'unknown key "{dotted}": {_nearest_key(dotted)}')
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -543,3 +544,39 @@ def test_a_killed_sweep_loses_and_doubles_nothing(
     assert outcome.reused == len(before)
     keys = [json.loads(line)["key"] for line in after]
     assert sorted(keys) == sorted(task.key for task in plan(SLOTS))
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ({"memory.slots": {"linspace": [1, 2, 10**12]}}, "at most 1,000,000 values"),
+        ({"memory.slots": {"geom": [1, 2, int("9" * 400)]}}, "at most 1,000,000 values"),
+        ({"memory.slots": {"geom": [1, 10, 400]}}, "leaves the numbers there are"),
+        ({"memory.slots": {"geom": [1, 1e300, 3]}}, "leaves the numbers there are"),
+        ({"memory.slots": {"logspace": [1e-300, 1e300, 3]}}, "leaves the numbers there are"),
+        ({"memory.slots": int("9" * 400)}, "must be a list or a range"),
+        ({"memory": [1, 2]}, '"memory" is a table: name one of its keys, like memory.slots'),
+        ({"policy.depth_params": [1]}, '"policy.depth_params" is a table'),
+        ({"memory.slots": [8], "filters": 3}, "axes.filters is a list of conditions, got 3"),
+        ({"memory.slots": [8], "filters": [3]}, "a filter is a text"),
+        (
+            {"memory.slots": list(range(1, 1002)), "trace.seed": list(range(1000))},
+            "the axes have 1,001,000 combinations, more than 1,000,000",
+        ),
+    ],
+)
+def test_endless_and_senseless_axes_are_refused(axes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)) as caught:
+        make_sweep({"axes": axes}, (), ())
+    assert len(str(caught.value)) < 300
+
+
+def test_an_empty_range_on_the_command_line_is_refused() -> None:
+    with pytest.raises(UsageError, match="a range is one of"):
+        make_sweep({}, (), ["memory.slots={}"])
+
+
+@pytest.mark.parametrize("word", ["not ", "-"])
+def test_a_filter_nested_too_deeply_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match=r"filter '.*\.\.\.: it is"):
+        Filter(word * 1500 + "memory.slots").accepts({"memory.slots": 3})

@@ -6,6 +6,7 @@ together. `filters` are conditions a configuration must meet.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 from specter_sim.config import check_key, is_integer_key
 from specter_sim.sweep.filters import Filter
 from specter_sim.units import parse_quantity
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, shown
 
 Point = dict[str, Any]
+
+MOST_CONFIGURATIONS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Axes:
 
     groups: tuple[tuple[Point, ...], ...]
     filters: tuple[Filter, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """How many points there are."""
+        return math.prod(len(group) for group in self.groups)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -47,6 +55,8 @@ def read_axes(table: Mapping[str, Any]) -> Axes:
     groups += [_zip_group(group) for group in zipped]
     _refuse_twice(groups)
     texts = [filters] if isinstance(filters, str) else filters
+    if not isinstance(texts, list):
+        raise UsageError(f"axes.filters is a list of conditions, got {shown(texts)}")
     return Axes(tuple(groups), tuple(Filter(text) for text in texts))
 
 
@@ -105,29 +115,44 @@ def _values(key: str, spec: Any) -> list[Any]:
     check_key(key)
     values = _range_values(key, spec) if isinstance(spec, Mapping) else spec
     if not isinstance(values, list):
-        raise UsageError(f"axis {key} must be a list or a range, got {spec!r}: write [{spec!r}]")
+        raise UsageError(
+            f"axis {key} must be a list or a range, got {shown(spec)}: write [..] around it"
+        )
     if not values:
         raise UsageError(f"axis {key} has no values: give it at least one or take it out")
     return values
 
 
 def _range_values(key: str, spec: Mapping[str, Any]) -> list[Any]:
-    kind, *others = spec
+    kind, *others = spec or ("",)
     if others or kind not in _RANGES:
-        raise UsageError(f"axis {key}: a range is one of {', '.join(_RANGES)}, got {dict(spec)!r}")
+        raise UsageError(f"axis {key}: a range is one of {', '.join(_RANGES)}, got {shown(spec)}")
     arguments = spec[kind]
     if not isinstance(arguments, list) or len(arguments) != 3:
-        raise UsageError(f"axis {key}: {kind} takes three numbers, got {arguments!r}")
+        raise UsageError(f"axis {key}: {kind} takes three numbers, got {shown(arguments)}")
     first, second = parse_quantity(arguments[0]), parse_quantity(arguments[1])
     count = arguments[2]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise UsageError(f"axis {key}: {kind} needs a whole number of values, got {count!r}")
+        raise UsageError(f"axis {key}: {kind} needs a whole number of values, got {shown(count)}")
+    if count > MOST_CONFIGURATIONS:
+        raise UsageError(
+            f"axis {key}: {kind} gives at most {MOST_CONFIGURATIONS:,} values, got {shown(count)}"
+        )
     if kind != "linspace" and min(first, second) <= 0:
-        raise UsageError(f"axis {key}: {kind} needs numbers above zero, got {arguments!r}")
-    values = [_tidy(value) for value in _RANGES[kind](first, second, count)]
+        raise UsageError(f"axis {key}: {kind} needs numbers above zero, got {shown(arguments)}")
+    values = _finite(key, kind, first, second, count)
     if is_integer_key(key):
         values = [round(value) for value in values]
     return list(dict.fromkeys(values))
+
+
+def _finite(key: str, kind: str, first: float, second: float, count: int) -> list[int | float]:
+    try:
+        return [_tidy(value) for value in _RANGES[kind](first, second, count)]
+    except (OverflowError, ValueError):  # int() of what is infinite, or no number any more
+        raise UsageError(
+            f"axis {key}: {kind} leaves the numbers there are: make it short"
+        ) from None
 
 
 def _linspace(first: float, last: float, count: int) -> list[float]:
@@ -147,7 +172,7 @@ def _geom(first: float, ratio: float, count: int) -> list[float]:
 def _tidy(value: float) -> int | float:
     """Undo the last-digit noise of a range: 12 significant digits, whole numbers as integers."""
     rounded = float(f"{value:.12g}")
-    return int(rounded) if rounded.is_integer() else rounded
+    return rounded if math.isfinite(rounded) and not rounded.is_integer() else int(rounded)
 
 
 _RANGES: dict[str, Callable[[float, float, int], list[float]]] = {

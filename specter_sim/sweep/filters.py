@@ -13,7 +13,7 @@ from typing import Any
 
 from specter_sim.names import suggestion
 from specter_sim.units import parse_quantity
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, shown
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -41,6 +41,8 @@ class Filter:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        if not isinstance(text, str):
+            raise UsageError(f"a filter is a text like 'memory.slots >= 8', got {shown(text)}")
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -50,6 +52,8 @@ class Filter:
         """Whether the condition holds. Raises UsageError on an unknown key or a senseless step."""
         try:
             return bool(self._evaluate(self._tree, values))
+        except RecursionError:
+            raise self._error("it is nested too deeply") from None
         except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise self._error(str(error)) from None
 
@@ -107,7 +111,7 @@ class Filter:
         raise self._error(f'unknown key "{dotted}": {suggestion(dotted, values)}')
 
     def _error(self, reason: str) -> UsageError:
-        return UsageError(f"filter {self.text!r}: {reason}")
+        return UsageError(f"filter {shown(self.text)}: {reason}")
 
 
 def _alike(left: Any, right: Any) -> tuple[Any, Any]:

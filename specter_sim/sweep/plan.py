@@ -1,6 +1,5 @@
 """A sweep before it runs: its file, and the distinct configurations the file asks for."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,14 @@ from specter_sim.config import (
     parse_value,
     resolved,
 )
-from specter_sim.sweep.axes import Axes, filtered, fix_keys, read_axes, replace_axis
+from specter_sim.sweep.axes import (
+    MOST_CONFIGURATIONS,
+    Axes,
+    filtered,
+    fix_keys,
+    read_axes,
+    replace_axis,
+)
 from specter_traces.errors import UsageError
 
 
@@ -40,7 +46,7 @@ class Sweep:
     @property
     def most(self) -> int:
         """How many configurations there are, before filters and equal ones are taken out."""
-        return math.prod(len(group) for group in self.axes.groups)
+        return self.axes.most
 
     def configurations(self) -> Iterator[RunConfig]:
         """The distinct configurations that pass the filters, in order, made one by one.
@@ -92,6 +98,11 @@ def make_sweep(table: Mapping[str, Any], settings: Iterable[str], axes: Iterable
         varied = replace_axis(varied, key.strip(), parse_value(spec.strip()))
     if not varied.groups:
         raise UsageError("the sweep has no axes: give it an [axes] table or --axis key=[..]")
+    if varied.most > MOST_CONFIGURATIONS:
+        raise UsageError(
+            f"the axes have {varied.most:,} combinations, more than {MOST_CONFIGURATIONS:,}: "
+            "take values out"
+        )
     build(base, fixed)  # a wrong key of the base is reported once, before any point is built
     return Sweep((base, fixed), varied)
 

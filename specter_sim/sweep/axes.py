@@ -116,7 +116,7 @@ def _values(key: str, spec: Any) -> list[Any]:
     values = _range_values(key, spec) if isinstance(spec, Mapping) else spec
     if not isinstance(values, list):
         raise UsageError(
-            f"axis {key} must be a list or a range, got {shown(spec)}: write [..] around it"
+            f"axis {key} must be a list or a range, got {shown(spec)}: write [{shown(spec)}]"
         )
     if not values:
         raise UsageError(f"axis {key} has no values: give it at least one or take it out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ from specter_sim.tune.allocation import allocate, saved_loads
 from specter_sim.tune.choice import BASELINE, Choice, choice_of, settled
 from specter_sim.tune.scores import Objective, Scores, measure
 from specter_sim.tune.search import Search, run_search
-from specter_sim.tune.space import Space, halves_of
+from specter_sim.tune.space import Room, Space, halves_of
 from specter_sim.tune.tuning import Tuning, added, conclude, removed
 from specter_traces import Trace, bundled, save
 from specter_traces.errors import UsageError
@@ -225,6 +226,15 @@ def test_slots_by_marginal_benefit_spend_the_same_memory(space: Space) -> None:
     assert uneven.plan.total_bytes <= space.budget_bytes
 
 
+def test_with_less_than_a_tokens_experts_a_layer_slots_stay_even() -> None:
+    narrow = Space(config(), 14 * MB)
+    few = narrow.shape.top_k * narrow.shape.moe_layers
+    tight = {c for c in narrow.choices() if isinstance(r := narrow.room(c), Room) and r.total < few}
+    assert {choice.slots for choice in tight} == {"uniform", "shared"}
+    uniform = next(choice for choice in tight if choice.slots == "uniform")
+    assert max(resolve(narrow.config(uniform)).slots) < narrow.shape.top_k
+
+
 def test_without_a_draft_only_plain_decoding_is_searched(plain_space: Space) -> None:
     choices = list(plain_space.choices())
     assert choices and not any(choice.drafts for choice in choices)
@@ -384,7 +394,9 @@ def test_sampling_goes_on_where_it_stopped(sampled: tuple[Scores, Path]) -> None
     with (folder / JOURNAL).open("ab") as file:
         file.write(b'{"op_code": 4, "wor')  # killed in the middle of a line
     (folder / f"{JOURNAL}.lock").touch()  # and while it held the lock
+    started = time.monotonic()
     study = open_study(folder, "test tpot", 0)
+    assert time.monotonic() - started < 20, "Optuna waits half a minute for a lock to be let go"
     study.ask()  # and with a trial that nobody will finish
     seen: list[int] = []
     before = len(scores)

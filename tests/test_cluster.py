@@ -106,6 +106,12 @@ class _Ending:
         self.cluster.end()
 
 
+@pytest.fixture(autouse=True)
+def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that these short sweeps submit more while answers come."""
+    monkeypatch.setattr(cluster, "LEAST_QUEUED", 6)
+
+
 def tasks_of(slots: list[int], **tables: Any) -> list[Task]:
     axes = {"memory.slots": slots}
     table = {"trace": {"tokens": 32}} | tables | {"axes": axes}

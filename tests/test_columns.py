@@ -4,7 +4,7 @@ import sys
 from array import array
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specter_sim.sweep.columns import Columns
@@ -21,6 +21,7 @@ ROWS = st.lists(st.dictionaries(st.sampled_from("abcd"), VALUES), max_size=12)
 
 
 @given(ROWS)
+@example([{"a": 1}, {"a": True}, {"a": 1.0}])
 def test_rows_come_out_as_they_went_in(rows: list[dict[str, Any]]) -> None:
     columns = Columns(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))

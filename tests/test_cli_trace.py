@@ -170,3 +170,47 @@ def test_help_imports_nothing_heavy() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_model_s_name_means_its_trace(tmp_path: Path) -> None:
+    assert "tiny-moe: sound" in run("validate", "tiny-moe").stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--seed", -1, "a seed is a whole number of 0 or more"),
+        ("--experts", 70000, "at most 65535 experts, got 70000"),
+        ("--layers", 10**9, "at most 1000 layers"),
+        ("--tokens", 10**12, "at most 10000000 tokens"),
+    ],
+)
+def test_senseless_shapes_are_refused(
+    file: Path, tmp_path: Path, option: str, value: int, says: str
+) -> None:
+    shape = {"--layers": 2, "--experts": 8, "--top-k": 2} | {option: value}
+    words = [word for pair in shape.items() for word in pair]
+    told = refusal("synth", file, "--out", tmp_path / "x.safetensors", *words)
+    assert told.startswith("2 ") and says in told
+
+
+def test_a_draft_is_assumed_with_a_possible_seed(tmp_path: Path) -> None:
+    save(toy_trace(paired=False), tmp_path / "toy.safetensors")
+    out = tmp_path / "x.safetensors"
+    told = refusal("assume", tmp_path / "toy.safetensors", "--out", out, "--seed", -1)
+    assert told.startswith("2 a seed is")
+
+
+def test_names_out_of_a_file_do_nothing_to_the_terminal(tmp_path: Path) -> None:
+    trace = toy_trace(lengths=(120, 60))
+    path = tmp_path / "toy.safetensors"
+    save(trace.with_header(name="a\x1b[31m $\\frac$ b", source="red \x1b[31m"), path)
+    result = run("info", path, "--plots", tmp_path / "plots")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout and "a\\x1b[31m" in result.stdout
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "x" * 300, "nul\0"])
+def test_what_cannot_be_a_trace_is_a_usage_error(place: str) -> None:
+    assert refusal("info", place).startswith("2 cannot read")
+    assert refusal("validate", place).startswith("2 cannot read")

@@ -3,6 +3,9 @@
 import base64
 import json
 import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -376,3 +379,98 @@ def test_jsonl_that_is_not_json(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("")
     with pytest.raises(SpecterError, match="holds no routes"):
         import_jsonl(tmp_path / "a.jsonl", ORIGIN)
+
+
+# --- what no engine writes --------------------------------------------------------------------
+
+
+def refused(tmp_path: Path, name: str, content: str | bytes) -> str:
+    """How an importer refuses a file of this name and content, in one short line."""
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    readers = {"log.jsonl": import_jsonl, "log.csv": import_llamacpp_csv}
+    with pytest.raises(SpecterError) as caught:
+        readers.get(name, import_routed_experts)(path, replace(ORIGIN, num_experts=0))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    return str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"weights": [1e300, 1.0]}, "NaN or infinite"),
+        ({"weights": ["a", "b"]}, "not numbers"),
+        ({"weights": [10**400, 1]}, "not numbers"),
+        ({"ids": [0, 10**12]}, "1000000000001 experts, at most 65536"),
+        ({"ids": [0, 10**400]}, "not integers"),
+        ({"sequence": "\ud800"}, "not valid text"),
+    ],
+)
+def test_jsonl_of_senseless_values(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    whole = {"layer": 0, "token": 0, "ids": [0, 1], "weights": [0.5, 0.5]} | row
+    assert says in refused(tmp_path, "log.jsonl", json.dumps(whole))
+
+
+@pytest.mark.parametrize("line", ["0,-1", "-1,3", "0," + "9" * 400, "0," + "9" * 5000])
+def test_llamacpp_ids_out_of_range(tmp_path: Path, line: str) -> None:
+    assert "line 1: " in refused(tmp_path, "log.csv", line)
+
+
+@pytest.mark.parametrize("shape", [[float("inf"), 2, 2], "abc", 3, [-1, -1, 2], [10**30, 1, 1]])
+def test_shapes_that_are_none(tmp_path: Path, shape: object) -> None:
+    ids = base64.b64encode(np.arange(8, dtype="<i4").tobytes()).decode()
+    document = json.dumps({"routed_experts": ids, "shape": shape})
+    assert "do not fit shape" in refused(tmp_path, "log.json", document)
+
+
+def test_arrays_without_axes(tmp_path: Path, toy: Trace) -> None:
+    np.save(tmp_path / "x.npy", np.int64(3))
+    assert "expected [token, layer, k]" in refused(
+        tmp_path, "log.npy", (tmp_path / "x.npy").read_bytes()
+    )
+    folder = write_folder(tmp_path, toy)
+    np.savez(folder / "a.npz", experts_0=np.int64(3))
+    with pytest.raises(SpecterError, match="expected \\[token, layer, k\\]"):
+        import_npz_folder(folder, ORIGIN)
+
+
+@pytest.mark.parametrize("value", ["many", float("inf"), -1, True, [3], 10**400])
+def test_an_index_with_a_senseless_prompt(tmp_path: Path, toy: Trace, value: object) -> None:
+    folder = write_folder(tmp_path, toy, n_prompt_tokens=value)
+    with pytest.raises(SpecterError, match="n_prompt_tokens"):
+        import_npz_folder(folder, ORIGIN)
+
+
+def test_an_array_file_that_claims_more_than_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((1, 1, 1), np.int64))
+    data = (tmp_path / "x.npy").read_bytes().replace(b"(1, 1, 1), }", b"(99999999999999,1,1),}")
+    assert "no .npy file" in refused(tmp_path, "log.npy", data)
+
+
+def test_pipes_are_no_logs(tmp_path: Path) -> None:
+    for name, reader in (
+        ("log.jsonl", import_jsonl),
+        ("log.csv", import_llamacpp_csv),
+        ("log.npy", import_routed_experts),
+        ("log.npz", import_routed_experts),
+    ):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UsageError, match="a pipe, not a regular file"):
+            reader(tmp_path / name, ORIGIN)
+
+
+def test_texts_are_utf_8_whatever_the_locale_says(tmp_path: Path) -> None:
+    line = {"layer": 0, "token": 0, "ids": [0, 1], "sequence": "größe"}
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(line, ensure_ascii=False), encoding="utf-8")
+    code = (
+        "import sys; from specter_traces.importers import Origin, import_jsonl\n"
+        "print(ascii(import_jsonl(sys.argv[1], Origin('log')).header.sequences[0].name))"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "'gr\\xf6\\xdfe'\n", done.stderr

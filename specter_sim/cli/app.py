@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -105,6 +106,8 @@ def top(
 
 def run_cli() -> None:
     """Run the command line and exit: 0 fine, 1 the run failed, 2 usage, 130 interrupted."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names out of files are any text
     sys.exit(exit_code_of(lambda: app(prog_name="specter-sim", standalone_mode=False)))
 
 
@@ -134,6 +137,8 @@ def _explained(error: Exception) -> int:
             print(message, file=sys.stderr)
             return int(error.exit_code)
         return _failed(message, error.exit_code)
+    if isinstance(error, MemoryError):
+        return _failed("there is not enough memory for this: ask for less", 1)
     if isinstance(error, OSError) and error.strerror:
         return _failed_output(error)
     told = f"unexpected {type(error).__name__}: {error}".splitlines()[0]

@@ -217,7 +217,7 @@ def _plot(summary: Summary, folder: Path | None) -> list[Path]:
     from specter_sim.report.trace_plots import plot_trace
 
     # A name comes out of a file: it must not choose another folder.
-    safe = re.sub(r"[^\w.-]+", "-", summary.header.name).strip(".") or "unnamed"
+    safe = re.sub(r"[^\w.-]+", "-", summary.header.name).strip(".")[:100] or "unnamed"
     return plot_trace(summary, Path(f"trace-{safe}") if folder is None else folder)
 
 
@@ -379,7 +379,9 @@ def _log2(value: int) -> float:
 def _escape(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    from specter_traces.errors import printable
+
+    return escape(printable(text))
 
 
 def _table(title: str, *columns: str, header: bool = True) -> Any:

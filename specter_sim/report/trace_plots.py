@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from specter_traces.errors import printable
 from specter_traces.files import write_atomic
 from specter_traces.summary import Summary
 
@@ -51,7 +52,9 @@ def _figure(summary: Summary, title: str, panels: int) -> tuple[Figure, list[Any
         *([" · ".join(header.marks).upper()] if header.marks else []),
     ]
     colour = _MARK_COLOUR if header.marks else "black"
-    figure.suptitle("\n".join(lines), fontsize=11, color=colour)
+    # Names come out of a file: nothing in them is a formula or breaks the line.
+    text = "\n".join(map(printable, lines))
+    figure.suptitle(text, fontsize=11, color=colour, parse_math=False)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from specter_traces.container import load
 from specter_traces.errors import UsageError
+from specter_traces.files import refuse_irregular
 from specter_traces.trace import Trace
 
 _SUFFIX = ".safetensors"
+_FAMILIES = {"tiny-moe": "tiny-moe-base4"}
+"""Names of models that mean one of their traces."""
 
 
 def _folder() -> Path:
@@ -30,6 +33,7 @@ def bundled(name: str) -> Trace:
 
 def _bundled_file(name: str) -> Path:
     names = bundled_names()
+    name = _FAMILIES.get(name, name)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
@@ -38,13 +42,16 @@ def _bundled_file(name: str) -> Path:
 
 
 def find_trace(name_or_path: str) -> Path:
-    """Return the file of a bundled trace by its name, else the path itself.
+    """Return the file of a bundled trace by its name or its model's, else the path itself.
 
     Raises UsageError when a plain word is neither a bundled name nor a file.
     """
+    if name_or_path in (*_FAMILIES, *bundled_names()):
+        return _bundled_file(name_or_path)
     path = Path(name_or_path)
+    refuse_irregular(path)
     plain_word = not path.suffix and len(path.parts) == 1
-    if name_or_path in bundled_names() or (plain_word and not path.exists()):
+    if plain_word and not path.exists():
         return _bundled_file(name_or_path)
     return path
 

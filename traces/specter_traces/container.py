@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as serialize
 
 from specter_traces.columns import COLUMN_BY_NAME, COLUMNS
-from specter_traces.errors import SpecterError, UsageError
-from specter_traces.files import write_atomic
+from specter_traces.errors import SpecterError, UsageError, shown
+from specter_traces.files import refuse_irregular, write_atomic
 from specter_traces.header import METADATA_KEY, Header
 from specter_traces.trace import Trace
 from specter_traces.validation import Problem, validate
@@ -69,6 +69,8 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Trace:
     cannot be written.
     """
     _refuse(Path(path), validate(trace.with_header(content_hash=""), thorough=False))
+    if not trace.header.is_writable:
+        raise UsageError(f"cannot write {path}: a name in its header is not valid text")
     sealed = trace.sealed()
     tensors = {name: np.ascontiguousarray(values) for name, values in sealed.columns().items()}
     content = serialize(tensors, metadata={METADATA_KEY: sealed.header.to_json()})
@@ -87,6 +89,7 @@ def _refuse(file: Path, problems: list[Problem]) -> None:
 
 
 def _map(file: Path) -> mmap.mmap:
+    refuse_irregular(file)
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -135,7 +138,10 @@ def _columns(
                 f"column {name} ends at byte {stop} of {len(data) - first_byte}; it is truncated",
             )
         spans.append((start, stop))
-        arrays[name] = np.ndarray(shape, dtype, buffer=data, offset=first_byte + start)
+        try:
+            arrays[name] = np.ndarray(shape, dtype, buffer=data, offset=first_byte + start)
+        except (ValueError, OverflowError):
+            raise _bad(file, f"column {name} claims the shape {shown(list(shape))}") from None
     _refuse_overlaps(file, sorted(spans), len(data) - first_byte)
     return arrays
 

@@ -27,3 +27,14 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # integers of thousands of digits; deep nesting
         return f"a huge {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def refuse_seed(seed: int) -> None:
+    """Raise UsageError for what generators of random numbers do not take."""
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"a seed is a whole number of 0 or more, below 2^63, got {shown(seed)}")
+
+
+def printable(text: str) -> str:
+    """A text out of a file as a terminal or a figure can show it: one line, nothing to obey."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -30,7 +30,7 @@ def refuse_irregular(path: str | os.PathLike[str]) -> None:
         told = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot read {str(path)!r:.80}: {told}") from None
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{path} is {_kind(mode)}, not a regular file: give a file")
+        raise UsageError(f"cannot read {path}: it is {_kind(mode)}, not a regular file")
 
 
 def _kind(mode: int) -> str:

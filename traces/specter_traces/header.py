@@ -88,6 +88,15 @@ class Header:
         """Return the header as one line of JSON, keys sorted."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether every text in it is valid Unicode: half a surrogate pair is not."""
+        try:
+            self.to_json().encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+
     @classmethod
     def from_json(cls, text: str) -> Header:
         """Read `to_json`'s output. Raises SpecterError naming the field that does not fit."""
@@ -157,7 +166,7 @@ def _read(raw: dict[str, Any], name: str, kind: type) -> Any:
         return value
     try:
         return _read_object(name, value)
-    except (TypeError, ValueError, KeyError, AttributeError):
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         raise SpecterError(f"trace header field {name!r} cannot be read: {value!r:.60}") from None
 
 
@@ -180,6 +189,8 @@ def _read_draft(value: dict[str, Any]) -> DraftInfo:
 
 def _read_sequence(value: dict[str, Any]) -> SequenceInfo:
     info = SequenceInfo(**value)
-    if type(info.unrecorded_prompt_tokens) is not int or not isinstance(info.name, str):
+    if type(info.unrecorded_prompt_tokens) is not int or not (
+        isinstance(info.name, str) and isinstance(info.domain, str)
+    ):
         raise ValueError(value)
     return info

@@ -7,11 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specter_traces.header import SequenceInfo
 from specter_traces.importers.recorded import Origin, Recorded, join, refusal
-from specter_traces.importers.texts import grid, read_json_lines
+from specter_traces.importers.texts import grid, half, read_json_lines
 from specter_traces.trace import Trace
 
 
@@ -53,9 +51,9 @@ def _table(file: Path, name: str, rows: dict[tuple[int, int], dict[str, Any]]) -
         values = grid(
             file, f"sequence {name}", [[row["weights"] for row in line] for line in lines]
         )
-        if values.shape != ids.shape or values.dtype.kind not in "fiu":
+        if values.shape != ids.shape:
             raise refusal(file, f"sequence {name}: weights do not match the ids")
-        weights = values.astype(np.float16)
+        weights = half(file, f"sequence {name}", values)
     return Recorded(SequenceInfo(name), ids, weights)
 
 

@@ -14,6 +14,8 @@ from specter_traces.importers.recorded import Origin, Recorded, join, refusal
 from specter_traces.importers.texts import read_text
 from specter_traces.trace import Trace
 
+MOST_ID = 65535
+
 
 def import_llamacpp_csv(path: str | os.PathLike[str], origin: Origin) -> Trace:
     """Read llama.cpp's `layer,expert` lines, K per layer and token, layers in ascending order.
@@ -32,7 +34,7 @@ def import_llamacpp_csv(path: str | os.PathLike[str], origin: Origin) -> Trace:
 
 def _layer_expert_lines(file: Path) -> Iterator[tuple[int, int, int]]:
     """Yield (line number, layer, expert)."""
-    for number, row in enumerate(csv.reader(read_text(file).splitlines()), start=1):
+    for number, row in enumerate(_rows(file), start=1):
         if not row or (number == 1 and [cell.strip() for cell in row] == ["layer", "expert"]):
             continue
         try:
@@ -41,7 +43,20 @@ def _layer_expert_lines(file: Path) -> Iterator[tuple[int, int, int]]:
             raise refusal(
                 file, f"line {number}: expected layer,expert, got {','.join(row)[:60]!r}"
             ) from None
+        if not (0 <= layer <= MOST_ID and 0 <= expert <= MOST_ID):
+            raise refusal(
+                file,
+                f"line {number}: layers and experts are numbers of 0 to {MOST_ID}, got "
+                f"{','.join(row)[:60]}",
+            )
         yield number, layer, expert
+
+
+def _rows(file: Path) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(read_text(file).splitlines())
+    except csv.Error as error:
+        raise refusal(file, f"it is not layer,expert lines ({error})") from None
 
 
 def _split_tokens(file: Path, lines: Iterable[tuple[int, int, int]]) -> list[dict[int, list[int]]]:

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, shown
 from specter_traces.header import SequenceInfo
 from specter_traces.importers.recorded import Origin, Recorded, join, refusal
-from specter_traces.importers.texts import read_arrays, read_json_lines
+from specter_traces.importers.texts import half, read_arrays, read_json_lines
 from specter_traces.trace import Trace
 
 _INDEX_FIELDS = ("file", "key", "dataset", "finished", "repetition")
@@ -86,6 +85,8 @@ def _npz_sequence(file: Path, arrays: dict[str, NDArray[Any]], row: dict[str, An
     if experts not in arrays:
         raise refusal(file, f"the index promises {experts}, which is not there")
     ids = arrays[experts]
+    if ids.ndim != 3:
+        raise refusal(file, f"{experts} has shape {ids.shape}, expected [token, layer, k]")
     if len(ids) != row.get("n_tokens", len(ids)):
         raise refusal(
             file, f"{experts} has {len(ids)} rows, the index says {row['n_tokens']}; it is cut"
@@ -96,7 +97,14 @@ def _npz_sequence(file: Path, arrays: dict[str, NDArray[Any]], row: dict[str, An
     info = SequenceInfo(
         name=f"{file.stem}/{row['key']}",
         domain=str(row["dataset"]),
-        unrecorded_prompt_tokens=int(row.get("n_prompt_tokens", 0)),
+        unrecorded_prompt_tokens=_prompt(file, row),
     )
-    half = None if weights is None else weights.astype(np.float16)
-    return Recorded(info, ids, half, repetition=float(bool(row["repetition"])))
+    halves = None if weights is None else half(file, probs, weights)
+    return Recorded(info, ids, halves, repetition=float(bool(row["repetition"])))
+
+
+def _prompt(file: Path, row: dict[str, Any]) -> int:
+    value = row.get("n_prompt_tokens", 0)
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise refusal(file, f"the index gives n_prompt_tokens {shown(value)}, no number of tokens")
+    return value

@@ -16,6 +16,8 @@ from specter_traces.header import Header, SequenceInfo
 from specter_traces.trace import Trace
 from specter_traces.validation import validate
 
+MOST_EXPERTS = 65536
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -56,10 +58,15 @@ def join(source: Path, origin: Origin, parts: Iterable[Recorded]) -> Trace:
     ids = np.concatenate([_integers(source, part) for part in recorded])
     weights = [part.weights for part in recorded if part.weights is not None]
     num_experts = origin.num_experts or int(ids.max()) + 1
+    if num_experts > MOST_EXPERTS:
+        raise refusal(source, f"it would have {num_experts} experts, at most {MOST_EXPERTS}")
     _refuse_range(source, ids, num_experts)
     lengths = [len(part.ids) for part in recorded]
+    header = _header(origin, recorded, num_experts)
+    if not header.is_writable:
+        raise refusal(source, "a name in it is not valid text: it holds half a character")
     trace = Trace(
-        header=_header(origin, recorded, num_experts),
+        header=header,
         sequence_offsets=np.cumsum([0, *lengths], dtype=np.int64),
         prompt_lengths=np.array([part.prompt_length for part in recorded], np.int32),
         target_ids=narrow_ids(ids, num_experts),

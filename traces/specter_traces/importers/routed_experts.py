@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, shown
+from specter_traces.files import refuse_irregular
 from specter_traces.header import SequenceInfo
 from specter_traces.importers.recorded import Origin, Recorded, join, refusal
-from specter_traces.importers.texts import grid, parse_json, read_arrays, read_json_lines, read_text
+from specter_traces.importers.texts import (
+    BROKEN_ARRAYS,
+    grid,
+    parse_json,
+    read_arrays,
+    read_json_lines,
+    read_text,
+)
 from specter_traces.trace import Trace
 
 
@@ -35,11 +43,12 @@ def import_routed_experts(path: str | os.PathLike[str], origin: Origin) -> Trace
 
 
 def _read_npy(file: Path) -> Iterator[Recorded]:
+    refuse_irregular(file)
     try:
         ids = np.load(file, allow_pickle=False)
     except FileNotFoundError:
         raise UsageError(f"no file {file}") from None
-    except (OSError, ValueError, EOFError) as error:
+    except BROKEN_ARRAYS as error:
         raise refusal(file, f"it is truncated or no .npy file ({error})") from None
     if not isinstance(ids, np.ndarray):
         raise refusal(file, "it is not a .npy file")
@@ -101,11 +110,11 @@ def _from_base64(file: Path, where: str, text: str, response: dict[str, Any]) ->
     shape = response.get("shape") or [-1, response.get("num_layers"), response.get("top_k")]
     try:
         return flat.reshape([int(size) for size in shape])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise refusal(
             file,
-            f"{where}: {flat.size} ids do not fit shape {shape}; give 'shape', or 'num_layers' and "
-            "'top_k', beside routed_experts",
+            f"{where}: {flat.size} ids do not fit shape {shown(shape)}; give 'shape', or "
+            "'num_layers' and 'top_k', beside routed_experts",
         ) from None
 
 

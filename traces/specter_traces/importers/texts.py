@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specter_traces.errors import UsageError
+from specter_traces.files import refuse_irregular
 from specter_traces.importers.recorded import refusal
+
+BROKEN_ARRAYS = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    OverflowError,
+    MemoryError,  # a header that claims more than there is memory
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What numpy raises for array files that are damaged or none."""
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file. Raises UsageError when it is not there."""
+    """Return the UTF-8 text of a file. Raises UsageError when it is not there."""
+    refuse_irregular(file)
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"no file {file}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -46,12 +65,13 @@ def read_json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a .npz file, by name, never unpickling."""
+    refuse_irregular(file)
     try:
         with np.load(file, allow_pickle=False) as opened:
             return {name: opened[name] for name in opened.files}
     except FileNotFoundError:
         raise UsageError(f"no file {file}") from None
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except BROKEN_ARRAYS as error:
         raise refusal(file, f"it is truncated or no .npz file ({error})") from None
 
 
@@ -61,3 +81,11 @@ def grid(file: Path, where: str, values: list[Any]) -> NDArray[Any]:
         return np.array(values)
     except ValueError:
         raise refusal(file, f"{where}: rows differ in length (fewer than k ids in a row)") from None
+
+
+def half(file: Path, where: str, values: NDArray[Any]) -> NDArray[np.float16]:
+    """Return weights as 16-bit numbers; what is beyond them becomes infinite, and is refused."""
+    if values.dtype.kind not in "fiu":
+        raise refusal(file, f"{where}: weights are {values.dtype}, not numbers")
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specter_traces import statistics as stats
 from specter_traces.columns import narrow_ids
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, refuse_seed
 from specter_traces.synthesize.scores import Floats, best_experts
 from specter_traces.trace import IdArray, Trace
 
@@ -26,6 +26,7 @@ def with_assumed_draft(trace: Trace, acceptance: float, recall: float, seed: int
     outside 0 to 1, and for a trace that has a draft.
     """
     _check_assumption(trace, acceptance, recall)
+    refuse_seed(seed)
     generator = np.random.default_rng(seed)
     probability = _assumed_probability(acceptance, trace.num_positions, generator)
     agree = generator.random(trace.num_positions) < probability

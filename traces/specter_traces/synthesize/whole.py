@@ -9,12 +9,14 @@ import numpy as np
 
 from specter_traces import statistics as stats
 from specter_traces.columns import narrow_ids
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, refuse_seed, shown
 from specter_traces.header import Header, SequenceInfo
 from specter_traces.synthesize.copied import Plan, copied_rows, plan_sequences, weight_rows
 from specter_traces.synthesize.emit import emit
 from specter_traces.synthesize.fit import fit
 from specter_traces.trace import Trace
+
+_MOST = {"layers": 1000, "experts": 65535, "tokens": 10_000_000}
 
 
 def synthesize(
@@ -26,7 +28,7 @@ def synthesize(
     are cut into sequences as long as the source's. Raises UsageError when the shape or the
     source cannot serve.
     """
-    _check_request(trace, num_layers, num_experts, top_k, tokens)
+    _check_request(trace, num_layers, num_experts, top_k, tokens, seed)
     generator = np.random.default_rng(seed)
     anchors = fit(trace, num_layers, num_experts, top_k, generator)
     plan = plan_sequences(trace, tokens)
@@ -75,10 +77,19 @@ def _header(
     )
 
 
-def _check_request(trace: Trace, layers: int, experts: int, top_k: int, tokens: int) -> None:
-    for name, value in (("layers", layers), ("experts", experts), ("top-k", top_k)):
+def _check_request(
+    trace: Trace, layers: int, experts: int, top_k: int, tokens: int, seed: int
+) -> None:
+    counts = {"layers": layers, "experts": experts, "top-k": top_k}
+    for name, value in counts.items():
         if value < 1:
             raise UsageError(f"a synthetic trace needs at least 1 for {name}, got {value}")
+    for name, value in (counts | {"tokens": tokens}).items():
+        if value > _MOST.get(name, value):
+            raise UsageError(
+                f"a synthetic trace has at most {_MOST[name]} {name}, got {shown(value)}"
+            )
+    refuse_seed(seed)
     if top_k > experts:
         raise UsageError(f"top-{top_k} of {experts} experts is impossible: lower k")
     if tokens < 1:

@@ -101,7 +101,9 @@ class TraceConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     assumed_acceptance: float | None = Field(None, ge=0, le=1, description="assume a draft")
     assumed_recall: float | None = Field(None, ge=0, le=1, description="of the assumed draft")
-    context: int = Field(512, ge=0, le=MOST, description="KV tokens charged")
+    context: int = Field(
+        0, ge=0, le=MOST, description="KV tokens before each text: timed and charged"
+    )
 
 
 class MachineConfig(Section):

@@ -189,7 +189,8 @@ def fixed_costs(
     costs = Costs(
         draft=_constant(draft_s),
         layer=_constant(layer_s),
-        fixed=_constant(end_s),
+        dense=_constant(0.0),
+        end=_constant(end_s),
         route_s=0.0,
         use_s=0.0,
         group_launch_s=0.0,

@@ -10,7 +10,7 @@ from specter_sim.engine.compile import register, use_cache_folder
 use_cache_folder()
 
 from numba import njit, void  # noqa: E402
-from numba.core.types import int64  # noqa: E402
+from numba.core.types import float64, int64  # noqa: E402
 
 from specter_sim.engine.block_type import block_at  # noqa: E402
 
@@ -35,6 +35,12 @@ def serve(address: int, number: int, decoding: int) -> None:
 def least_loads(address: int, first: int, last: int) -> int:
     """Loads that no schedule could have avoided in some windows of the last request served."""
     return kernel.least_loads(block_at(address), first, last)
+
+
+@njit(float64(int64, int64, int64, int64), **_OPTIONS)
+def least_compute(address: int, number: int, first: int, last: int) -> float:
+    """GPU seconds that no schedule could have avoided in some windows of a request."""
+    return kernel.least_compute(block_at(address), number, first, last)
 
 
 @njit(void(int64), **_OPTIONS)

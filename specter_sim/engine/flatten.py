@@ -85,7 +85,8 @@ def cost_fields(setup: Setup) -> Fields:
     return {
         "draft_roof": astuple(costs.draft),
         "layer_roof": astuple(costs.layer),
-        "fixed_roof": astuple(costs.fixed),
+        "dense_roof": astuple(costs.dense),
+        "end_roof": astuple(costs.end),
         "route_s": costs.route_s,
         "use_s": costs.use_s,
         "group_launch_s": costs.group_launch_s,

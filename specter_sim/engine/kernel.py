@@ -78,6 +78,11 @@ def roof(r: Pointer, tokens: int, context: int) -> float:
     return roofline_seconds(r[0], r[1], r[2], r[3], r[4], r[5], r[6], tokens, context)
 
 
+def fixed_seconds(e: Block, tokens: int, context: int) -> float:
+    """What a target forward costs outside its MoE layers."""
+    return float(roof(e.dense_roof, tokens, context) + roof(e.end_roof, tokens, context))
+
+
 # --- time -----------------------------------------------------------------------------------------
 
 
@@ -118,7 +123,7 @@ def finish_head(e: Block) -> None:
     link[QUEUED] -= 1
     clock[HEAD_DONE] = IDLE
     schedule.copied(e, expert, kind)
-    rules.copied(e, e.prefetch_rule, e.prefetch_memory, seconds)
+    rules.copied(e, e.prefetch_rule, e.prefetch_memory, kind, seconds)
     note(e, COPIED, expert, slot, kind, victim, seconds)
     pump(e)
     if link[QUEUED] > 0:
@@ -303,11 +308,12 @@ def run(e: Block, tokens: int, ready: int, union: int) -> None:
     used = used_of_ready(e, ready, union) if e.demand_all == 1 else ready
     if used == 0:
         return
-    routes = tokens * e.top_k * used // union
-    compute_for(
-        e,
-        experts_seconds(e.route_s, e.use_s, e.expert_s, e.group_launch_s, used, routes),
-    )
+    compute_for(e, experts_of(e, used, tokens * e.top_k * used / union))
+
+
+def experts_of(e: Block, experts: int, routes: float) -> float:
+    """Seconds of some experts over some routes."""
+    return float(experts_seconds(e.route_s, e.use_s, e.expert_s, e.group_launch_s, experts, routes))
 
 
 def used_of_ready(e: Block, ready: int, union: int) -> int:
@@ -340,7 +346,7 @@ def decode_window(e: Block, request: int, position: int, last: int, cached: int)
     while must_join(e):
         e.stall_s[request * NUM_STALLS + JOIN_STALL] += stall(e)
     demands = run_layers(e, position, depth + 1, cached, request)
-    compute_for(e, roof(e.fixed_roof, depth + 1, cached))
+    compute_for(e, fixed_seconds(e, depth + 1, cached))
     accepted = min(depth, e.accepted[position])
     loads = loads_so_far(e) - loads
     verify_s = e.clock[NOW] - drafted_s
@@ -410,7 +416,7 @@ def prefill(e: Block, number: int) -> None:
     run_layers(e, begin, tokens, cached, number)
     schedule.end_window(e)
     note(e, END_PASS, 0, 0, 0, 0, 0.0)
-    compute_for(e, roof(e.fixed_roof, 1, cached))
+    compute_for(e, roof(e.dense_roof, tokens, cached) + roof(e.end_roof, 1, cached))
     for cause in range(NUM_STALLS):
         e.stall_s[number * NUM_STALLS + cause] = 0.0
 
@@ -485,6 +491,24 @@ def least_loads(e: Block, first: int, last: int) -> int:
         slots = e.slot_begin[layer + 1] - e.slot_begin[layer]
         loads += least_of(e, last - first, slots, layer * e.experts, e.experts)
     return loads
+
+
+def least_compute(e: Block, number: int, first: int, last: int) -> float:
+    """GPU seconds of a request's windows with every layer's experts run in one go."""
+    row = number * NUM_REQUEST
+    before = e.requests[row + CONTEXT] - e.requests[row + BEGIN]
+    seconds = 0.0
+    for window in range(first, last):
+        position, tokens = e.window_position[window], e.window_depth[window] + 1
+        cached = before + position
+        for step in range(1, tokens):
+            seconds += roof(e.draft_roof, 1, cached + step)
+        seconds += e.layers * roof(e.layer_roof, tokens, cached + tokens)
+        for layer in range(e.layers):
+            union = union_of(e, position, tokens, layer)
+            seconds += experts_of(e, union, tokens * e.top_k)
+        seconds += fixed_seconds(e, tokens, cached)
+    return seconds
 
 
 def list_union(e: Block, window: int, layer: int, base: int, size: int) -> int:

@@ -112,10 +112,10 @@ def routed(s: State, prefetch: int, m: Memory) -> None:
         routed_oracle(s, m)
 
 
-def copied(s: State, prefetch: int, m: Memory, seconds: float) -> None:
+def copied(s: State, prefetch: int, m: Memory, kind: int, seconds: float) -> None:
     """A load finished."""
     if prefetch == 5:
-        copied_paper(s, m, seconds)
+        copied_paper(s, m, kind, seconds)
 
 
 def choose_depth(depth: int, m: Memory, limit: int) -> int:

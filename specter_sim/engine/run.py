@@ -58,13 +58,13 @@ def serve(setup: Setup, journal_entries: int = 0) -> tuple[Block, list[Decoded]]
         if number > 0 and setup.config.trace.between == "cold":
             entries.drain(block.address)
             block.put_all(setup.new_state(request.begin, array_of)._asdict())
-            block.put("depth_memory", setup.rules.depth_memory)
         entries.serve(block.address, number, PROMPT_PHASE)
         before, first = _counts(block), int(block.arrays["window_count"][0])
         entries.serve(block.address, number, TEXT_PHASE)
         last = int(block.arrays["window_count"][0])
-        least = entries.least_loads(block.address, first, last)
-        requests.append(_decoded(block, number, first, last, before, least))
+        loads = entries.least_loads(block.address, first, last)
+        compute_s = entries.least_compute(block.address, number, first, last)
+        requests.append(_decoded(block, number, first, last, before, (loads, compute_s)))
     return block, requests
 
 
@@ -75,7 +75,12 @@ def summarize_block(setup: Setup, block: Block, requests: list[Decoded]) -> Resu
 
 
 def _decoded(
-    block: Block, number: int, first: int, last: int, before: dict[str, int], least: int
+    block: Block,
+    number: int,
+    first: int,
+    last: int,
+    before: dict[str, int],
+    least: tuple[int, float],
 ) -> Decoded:
     arrays = block.arrays
     times = arrays["request_times"][number * NUM_TIMES : (number + 1) * NUM_TIMES]
@@ -93,7 +98,7 @@ def _decoded(
         {name: counts[name] - before[name] for name in counts},
         float(times[DRAFTED_S]),
         float(times[COMPUTED_S]),
-        least,
+        *least,
     )
 
 

@@ -39,7 +39,7 @@ def roofline_seconds(
 
 
 def experts_seconds(
-    route_s: float, use_s: float, each_s: float, group_s: float, experts: int, routes: int
+    route_s: float, use_s: float, each_s: float, group_s: float, experts: int, routes: float
 ) -> float:
     """Seconds of some experts over some routes: a roofline, and launches of each and of all."""
     return max(routes * route_s, experts * use_s) + experts * each_s + group_s
@@ -81,7 +81,8 @@ class Costs:
 
     draft: Roofline
     layer: Roofline
-    fixed: Roofline
+    dense: Roofline  # all layers without experts
+    end: Roofline  # embedding, head, acceptance
     route_s: float  # arithmetic of one token in one expert
     use_s: float  # read of one expert
     group_launch_s: float  # once a call; 0 unless grouped
@@ -102,7 +103,7 @@ class Costs:
         """
         return self.layer.seconds(tokens, context)
 
-    def experts_s(self, experts: int, routes: int) -> float:
+    def experts_s(self, experts: int, routes: float) -> float:
         """Apply `experts` resident experts to `routes` token-expert pairs; 0 for no experts.
 
         Includes `expand_per_use_s` of each. One grouped launch, or one launch of three kernels an
@@ -119,7 +120,11 @@ class Costs:
         """Once a target forward over `tokens`: embedding, layers without experts, head over all
         of them, acceptance, and the wait that brings its outcome to the host.
         """
-        return self.fixed.seconds(tokens, context)
+        return self.dense.seconds(tokens, context) + self.end.seconds(tokens, context)
+
+    def prompt_s(self, tokens: int, context: int) -> float:
+        """The same for a prompt, of which only the last token goes through the head."""
+        return self.dense.seconds(tokens, context) + self.end.seconds(1, context)
 
 
 def build_costs(
@@ -145,7 +150,8 @@ def build_costs(
     return Costs(
         draft=_draft(shape, gpu, sizes, grouped_draft, captured_draft),
         layer=_layer(shape, gpu),
-        fixed=_fixed(shape, gpu),
+        dense=_dense(shape, gpu),
+        end=_end(shape, gpu),
         route_s=2 * shape.expert_params / gpu.compute_flops_per_s,
         use_s=sizes.read_per_use / gpu.read_bytes_per_s,
         group_launch_s=launch_s if grouped else 0.0,
@@ -165,10 +171,15 @@ def _layer(shape: ModelShape, gpu: Gpu) -> Roofline:
     return _roofline(shape, gpu, params, weights, 1, floor_s)
 
 
-def _fixed(shape: ModelShape, gpu: Gpu) -> Roofline:
-    floor_s = _fixed_kernels(shape) * gpu.launch_s + gpu.sync_s
-    params, weights = _fixed_params(shape), _fixed_bytes(shape)
-    return _roofline(shape, gpu, params, weights, shape.dense_layers, floor_s)
+def _dense(shape: ModelShape, gpu: Gpu) -> Roofline:
+    kernels = shape.dense_layers * (ATTENTION_KERNELS + FFN_KERNELS)
+    params, weights = _dense_params(shape), _dense_bytes(shape)
+    return _roofline(shape, gpu, params, weights, shape.dense_layers, kernels * gpu.launch_s)
+
+
+def _end(shape: ModelShape, gpu: Gpu) -> Roofline:
+    floor_s = END_KERNELS * gpu.launch_s + gpu.sync_s
+    return _roofline(shape, gpu, _head_params(shape), shape.head_read_bytes(), 0, floor_s)
 
 
 def _draft(
@@ -177,12 +188,14 @@ def _draft(
     routes = shape.moe_layers * shape.top_k
     params = (
         shape.moe_layers * _layer_params(shape)
-        + _fixed_params(shape)
+        + _dense_params(shape)
+        + _head_params(shape)
         + routes * shape.expert_params
     )
     weights = (
         shape.moe_layers * _layer_bytes(shape)
-        + _fixed_bytes(shape)
+        + _dense_bytes(shape)
+        + shape.head_read_bytes()
         + routes * sizes.read_per_draft_use
     )
     expert_kernels = FFN_KERNELS if grouped else FFN_KERNELS * shape.top_k
@@ -233,11 +246,13 @@ def _fixed_kernels(shape: ModelShape) -> int:
     return END_KERNELS + shape.dense_layers * (ATTENTION_KERNELS + FFN_KERNELS)
 
 
-def _fixed_params(shape: ModelShape) -> int:
-    head = shape.embedding_params if shape.tied_head else shape.head_params
-    return head + shape.dense_ffn_params + shape.dense_layers * shape.attention_params_per_layer
+def _dense_params(shape: ModelShape) -> int:
+    return shape.dense_ffn_params + shape.dense_layers * shape.attention_params_per_layer
 
 
-def _fixed_bytes(shape: ModelShape) -> int:
-    attention = shape.dense_layers * shape.attention_bytes_per_layer()
-    return shape.head_read_bytes() + shape.dense_ffn_bytes() + attention
+def _dense_bytes(shape: ModelShape) -> int:
+    return shape.dense_ffn_bytes() + shape.dense_layers * shape.attention_bytes_per_layer()
+
+
+def _head_params(shape: ModelShape) -> int:
+    return shape.embedding_params if shape.tied_head else shape.head_params

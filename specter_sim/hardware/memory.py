@@ -1,7 +1,8 @@
 """Equal-memory accounting: what a configuration takes on the device, and on the host.
 
 Device bytes are the dense weights, the draft or base, the slots, the KV cache and the buffers. A
-draft shares the target's KV prefix; its scratch of one window is small and not charged.
+draft shares the target's dense weights and KV prefix, or has both once more; its scratch of one
+window is small and not charged.
 """
 
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ def plan_for_slots(
     slots_total: int,
     context: int,
     buffer_slots: int = 0,
+    unshared_draft: bool = False,
 ) -> MemoryPlan:
     """The memory of `slots_total` slots over all layers, `context` KV tokens and `buffer_slots`
     transient ones. Raises UsageError for impossible counts.
@@ -58,6 +60,7 @@ def plan_for_slots(
     dense = shape.dense_bytes()
     draft = shape.experts * sizes.resident_per_expert
     kv = shape.kv_bytes(context)
+    draft += dense + kv if unshared_draft else 0
     buffers, slots = buffer_slots * sizes.per_slot, slots_total * sizes.per_slot
     return MemoryPlan(
         dense_bytes=dense,
@@ -80,6 +83,7 @@ def plan_for_budget(
     buffer_slots: int = 0,
     layout: SlotLayout = SlotLayout.PER_LAYER,
     least_slots_per_layer: int = 1,
+    unshared_draft: bool = False,
 ) -> MemoryPlan:
     """The plan with the most slots that fits `budget_bytes`, never more than there are experts.
 
@@ -87,14 +91,15 @@ def plan_for_budget(
     `least_slots_per_layer` slots a layer fit.
     """
     step = shape.moe_layers if layout is SlotLayout.PER_LAYER else 1
+    each = least_slots_per_layer
     least = plan_for_slots(
-        shape, sizes, least_slots_per_layer * shape.moe_layers, context, buffer_slots
+        shape, sizes, each * shape.moe_layers, context, buffer_slots, unshared_draft
     )
     if budget_bytes < least.total_bytes:
-        raise UsageError(_too_small(shape, least, budget_bytes, least_slots_per_layer))
+        raise UsageError(_too_small(shape, least, budget_bytes, each))
     spare = (budget_bytes - least.total_bytes) // (step * sizes.per_slot)
     slots = min(shape.experts, least.slots + step * spare)
-    return plan_for_slots(shape, sizes, slots, context, buffer_slots)
+    return plan_for_slots(shape, sizes, slots, context, buffer_slots, unshared_draft)
 
 
 def host_note(plan: MemoryPlan, host: Host) -> str | None:

@@ -22,7 +22,10 @@ _KINDS = (LoadKind.DEMAND, LoadKind.PREFETCH)
 
 @dataclass(frozen=True)
 class Rules:
-    """The three choices of a schedule, with the memory each starts a request with."""
+    """The three choices of a schedule, with the memory they start from.
+
+    A prefetch rule starts every request anew; a depth rule keeps what it learned for the run.
+    """
 
     victim_key: VictimKey
     prefetch: PrefetchRule
@@ -34,13 +37,21 @@ class Rules:
 class Offloader:
     """Decides which expert to copy next and which slot it takes."""
 
-    def __init__(self, state: State, rules: Rules, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        state: State,
+        rules: Rules,
+        journal: Journal | None = None,
+        before: Offloader | None = None,
+    ) -> None:
+        """Start on a device in ``state``; ``before`` hands on what its depth rule has learned."""
         self.state = state
         self.rules = rules
         self.journal = journal
         self._key, self._prefetch, self._depth = rules.victim_key, rules.prefetch, rules.depth
         self._prefetch_memory: list[float] = []
-        self._depth_memory: list[float] = list(rules.depth_memory)
+        learned = rules.depth_memory if before is None else before._depth_memory
+        self._depth_memory: list[float] = list(learned)
         self.begin_request()
 
     def begin_request(self) -> None:
@@ -88,7 +99,7 @@ class Offloader:
     def copied(self, copied: Copied) -> None:
         """A load arrived."""
         schedule.copied(self.state, copied.load.expert, copied.load.kind)
-        self._prefetch.copied(self.state, self._prefetch_memory, copied.seconds)
+        self._prefetch.copied(self.state, self._prefetch_memory, copied.load.kind, copied.seconds)
         self._note("copied", (copied,), None)
 
     def must_join(self) -> bool:

@@ -87,8 +87,7 @@ _EVICTION = (
     EvictionInfo("fifo", "first loaded goes first", rule=eviction.fifo),
     EvictionInfo(
         "random",
-        "any, by a seeded hash",
-        params={"seed": Param(0, "seed", 0, 2**20)},
+        "any, by a hash of trace.seed",
         rule=eviction.random,
     ),
     EvictionInfo(
@@ -123,11 +122,8 @@ _PREFETCH = (
     PrefetchInfo("none", "demand loads only", rule=NONE),
     PrefetchInfo(
         "popularity",
-        "the next layer's most used experts",
-        params={
-            "limit": Param(4, "experts a layer", 1),
-            "decay": _DECAY,
-        },
+        "the next layer's most used experts; uses fade as the eviction policy has them fade",
+        params={"limit": Param(4, "experts a layer", 1)},
         rule=POPULARITY,
     ),
     PrefetchInfo(

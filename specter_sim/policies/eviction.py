@@ -63,7 +63,8 @@ def hot_lru(s: State, index: int) -> float:
 def predicted_next_use(s: State, index: int) -> float:
     """Experts that the draft announced for a layer still to come stay; the rest by decayed uses.
 
-    What the draft routed to will be demanded in this window, so its next use is nearest.
+    What the draft routed to will be demanded in this window, so its next use is nearest. It takes
+    one pool for all layers to matter: within a layer whose turn it is nothing is still to come.
     """
     ahead = index // s.experts > s.counters[LAYER]
     return lfu(s, index) + (_FAR * s.predicted[index] if ahead else 0.0)
@@ -77,23 +78,32 @@ def belady(s: State, index: int) -> float:
 def find_slot(s: State, index: int, kind: int, key: VictimKey) -> int:
     """The slot that a load of ``index`` may take: a free one, else the victim's; -1 if none.
 
-    A prefetch spares what the current plan still needs and the hot set; nothing takes a slot
-    that is held or still being filled.
+    A prefetch spares what the plan needs in a layer still to come, and the hot set; a demand takes
+    such an expert only when there is no other, the planned one first. Nothing takes a slot that is held or still being
+    filled.
     """
     group = group_of(s, index)
     if s.free[group] > 0:
         return free_slot(s, group)
-    best, best_key, best_access = -1, 0.0, 0
+    best, best_key, best_access, best_needed = -1, 0.0, 0, 0
     reached = (s.counters[LAYER] + 1) * s.experts
     for slot in range(s.slot_begin[group], s.slot_begin[group + 1]):
         resident = s.occupant[slot]
         if s.residency[resident] != RESIDENT or s.holds[resident] > 0:
             continue
-        if kind == PREFETCH and (s.hot[resident] or (s.planned[resident] and resident >= reached)):
+        needed = 2 * s.hot[resident] + (s.planned[resident] if resident >= reached else 0)
+        if kind == PREFETCH and needed > 0:
+            continue
+        if best >= 0 and needed > best_needed:
             continue
         value, access = key(s, resident), s.last_access[resident]
-        if best < 0 or value < best_key or (value == best_key and access < best_access):
-            best, best_key, best_access = slot, value, access
+        if (
+            best < 0
+            or needed < best_needed
+            or value < best_key
+            or (value == best_key and access < best_access)
+        ):
+            best, best_key, best_access, best_needed = slot, value, access, needed
     return best
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 
 from specter_sim.policies.plan import (
-    clear_plan,
+    keep_queued,
     plan_top_of_layer,
     slots_of_layer,
     touch,
 )
 from specter_sim.policies.prefetch import Memory, PrefetchRule
-from specter_sim.policies.state import DEPTH, PLAN_TAIL, State
+from specter_sim.policies.state import DEPTH, PLAN_TAIL, PREFETCH, State
 
 PHASE, BANDWIDTH, DRAFT_S, BOUNDARY, LOAD_BYTES, NUM_FIELDS = range(6)
 COLD, OVERLAP, CLEANUP = 0.0, 1.0, 2.0
@@ -45,21 +45,28 @@ def drafted_paper(s: State, m: Memory, step: int, seconds: float) -> None:
     m[DRAFT_S] = KEPT * m[DRAFT_S] + (1 - KEPT) * seconds
     if m[PHASE] == CLEANUP or step < m[BOUNDARY]:
         return
+    keep_queued(s)
+    queued = s.counters[PLAN_TAIL]
     full = plan_and_touch(s)
-    copy_s = s.counters[PLAN_TAIL] * m[LOAD_BYTES] / m[BANDWIDTH]
+    copy_s = (s.counters[PLAN_TAIL] - queued) * m[LOAD_BYTES] / m[BANDWIDTH]
     boundary = min(depth, step + max(1, math.ceil(copy_s / m[DRAFT_S])))
     m[BOUNDARY] = boundary
     m[PHASE] = CLEANUP if full or boundary == depth or step >= depth else OVERLAP
 
 
 def plan_and_touch(s: State) -> bool:
-    """Top-M of every layer, all of it made most recently used; whether every layer is full."""
-    clear_plan(s)
+    """Top-M of every layer, all of it made most recently used; whether every layer is full.
+
+    Copies of an earlier plan were submitted with it and stay in the queue.
+    """
     full = True
     for layer in range(s.layers):
         slots = slots_of_layer(s, layer)
-        plan_top_of_layer(s, layer, slots)
         base, members = layer * s.experts, 0
+        for index in range(base, base + s.experts):
+            members += s.planned[index]
+        plan_top_of_layer(s, layer, slots - members)
+        members = 0
         for index in range(base, base + s.experts):
             if s.planned[index]:
                 touch(s, index)
@@ -68,9 +75,9 @@ def plan_and_touch(s: State) -> bool:
     return full
 
 
-def copied_paper(s: State, m: Memory, seconds: float) -> None:
-    """Smooth the bandwidth with the copy just finished."""
-    if seconds > 0:
+def copied_paper(s: State, m: Memory, kind: int, seconds: float) -> None:
+    """Smooth the bandwidth with a prefetch just finished; demand copies are not timed."""
+    if kind == PREFETCH and seconds > 0:
         m[BANDWIDTH] = KEPT * m[BANDWIDTH] + (1 - KEPT) * (m[LOAD_BYTES] / seconds)
 
 

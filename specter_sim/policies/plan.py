@@ -33,6 +33,22 @@ def add_to_plan(s: State, index: int) -> None:
         c[PLAN_TAIL] += 1
 
 
+def keep_queued(s: State) -> None:
+    """Forget the plan except the loads that are still queued."""
+    c = s.counters
+    for place in range(c[MEMBERS]):
+        s.planned[s.members[place]] = 0
+    kept = 0
+    for place in range(c[PLAN_HEAD], c[PLAN_TAIL]):
+        index = s.plan_queue[place]
+        if s.residency[index] == ABSENT:
+            s.planned[index] = 1
+            s.members[kept] = s.plan_queue[kept] = index
+            kept += 1
+    c[PLAN_HEAD] = 0
+    c[MEMBERS] = c[PLAN_TAIL] = kept
+
+
 def touch(s: State, index: int) -> None:
     """Make an expert the most recently used without using it."""
     s.counters[TICK] += 1

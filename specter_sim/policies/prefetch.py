@@ -35,7 +35,7 @@ def routed_nothing(s: State, m: Memory) -> None:
     """Rules that do not look at the target's routes."""
 
 
-def copied_nothing(s: State, m: Memory, seconds: float) -> None:
+def copied_nothing(s: State, m: Memory, kind: int, seconds: float) -> None:
     """Rules that do not measure the link."""
 
 
@@ -50,7 +50,7 @@ class PrefetchRule:
     began: Callable[[State, Memory], None] = began_nothing
     drafted: Callable[[State, Memory, int, float], None] = drafted_nothing
     routed: Callable[[State, Memory], None] = routed_nothing
-    copied: Callable[[State, Memory, float], None] = copied_nothing
+    copied: Callable[[State, Memory, int, float], None] = copied_nothing
     joins: bool = False
 
 

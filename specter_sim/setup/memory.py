@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from specter_sim.config import RunConfig
 from specter_sim.hardware import (
     ExpertBytes,
@@ -56,30 +54,36 @@ def draft_bits(config: RunConfig, drafts: bool) -> int | None:
 
 
 def memory_plan(
-    config: RunConfig, shape: ModelShape, machine: Machine, sizes: ExpertBytes
+    config: RunConfig, shape: ModelShape, machine: Machine, sizes: ExpertBytes, context: int
 ) -> MemoryPlan:
-    """Slots from their number, a budget, or all of the machine's memory."""
-    memory, context = config.memory, config.trace.context
-    staged = staging_slots(config)
-    unshared = shape.dense_bytes() if not config.experts.shared_draft and sizes.has_draft else 0
+    """Slots from their number, a budget, or all of the machine's memory.
+
+    Staging slots are charged whether the demand policy uses them or not.
+    """
+    memory = config.memory
+    unshared = sizes.has_draft and not config.experts.shared_draft
+    staged = memory.staging_slots
     if memory.slots is not None:
         if memory.slots > shape.num_experts:
             raise UsageError(
                 f"{shape.name} has {shape.num_experts} experts a layer, got memory.slots = "
                 f"{memory.slots}: at most all of them can be resident"
             )
-        plan = plan_for_slots(shape, sizes, memory.slots * shape.moe_layers, context, staged)
+        return plan_for_slots(
+            shape, sizes, memory.slots * shape.moe_layers, context, staged, unshared
+        )
     elif memory.slots_per_layer is not None:
         _check_each(memory.slots_per_layer, shape)
-        plan = plan_for_slots(shape, sizes, sum(memory.slots_per_layer), context, staged)
-    else:
-        budget = memory.budget if memory.budget is not None else machine.gpu.memory_bytes
-        layout = SlotLayout(memory.layout)
-        plan = plan_for_budget(shape, sizes, budget - unshared, context, staged, layout)
-    return replace(
-        plan,
-        draft_bytes=plan.draft_bytes + unshared,
-        total_bytes=plan.total_bytes + unshared,
+        return plan_for_slots(shape, sizes, sum(memory.slots_per_layer), context, staged, unshared)
+    return plan_for_budget(
+        shape,
+        sizes,
+        memory.budget if memory.budget is not None else machine.gpu.memory_bytes,
+        context,
+        staged,
+        SlotLayout(memory.layout),
+        1 if memory.allow_rounds else shape.top_k,
+        unshared,
     )
 
 

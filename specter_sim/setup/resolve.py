@@ -80,7 +80,7 @@ class Setup:
 
         ``array(count, value)`` makes the state's sequences: lists, or arrays to compile for.
         """
-        params = {**self.params["prefetch"], **self.params["eviction"]}
+        params = self.params["eviction"]
         belady, oracle = self.eviction.name == "belady", self.prefetch.name == "oracle"
         state = new_state(
             self.shape.moe_layers,
@@ -90,7 +90,7 @@ class Setup:
             staging_slots=staging_slots(self.config),
             decay=float(params.get("decay", 1.0)),
             forget=bool(params.get("forget", False)),
-            seed=int(params.get("seed", self.config.trace.seed)),
+            seed=self.config.trace.seed,
             hot=self.hot,
             future=self.text.future_uses(self.requests) if belady else None,
             position=position,
@@ -117,7 +117,7 @@ def resolve(config: RunConfig) -> Setup:
     check_text(config, text, shape, drafts, "gate" in prefetch.needs)
     form, bits = ExpertForm(config.experts.form), draft_bits(config, drafts)
     sizes = expert_bytes(shape, form, bits, config.experts.group_size)
-    plan = memory_plan(config, shape, machine, sizes)
+    plan = memory_plan(config, shape, machine, sizes, text.context)
     slots = slot_counts(config, shape, plan)
     check_slots(config, shape, plan)
     costs = build_costs(
@@ -136,9 +136,9 @@ def resolve(config: RunConfig) -> Setup:
         prefetch.rule,
         depth.rule,
         prefetch_memory(prefetch, params["prefetch"], costs),
-        depth_memory(depth, params["depth"], unions, shape, machine, costs, config.trace.context),
+        depth_memory(depth, params["depth"], unions, shape, machine, costs, text.context),
     )
-    notes = (*text_notes(config, text.trace, drafts), sizes.note, host_note(plan, machine.host))
+    notes = (*text_notes(config, text, drafts), sizes.note, host_note(plan, machine.host))
     return Setup(
         config,
         text,

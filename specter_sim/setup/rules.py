@@ -116,7 +116,7 @@ def prefetch_memory(
     """What the prefetch rule starts a request with."""
     if info.name == "paper":
         return tuple(paper_planner.new_memory(float(costs.load_bytes)))
-    return tuple(float(value) for name, value in params.items() if name != "decay")
+    return tuple(float(value) for value in params.values())
 
 
 def depth_memory(
@@ -142,5 +142,5 @@ def depth_memory(
         for depth in depths
     ]
     demands = [shape.moe_layers * unions[depth] for depth in depths]
-    load_s = costs.load_bytes / machine.link.bytes_per_s
+    load_s = machine.link.copy_s(costs.load_bytes)
     return tuple(governor.new_memory(draft_s, verify_s, demands, load_s, int(params["probe"])))

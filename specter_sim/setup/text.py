@@ -1,7 +1,8 @@
 """The text a run decodes: which sequences of a trace, how far, and what follows from them.
 
-A text depends on the trace section of a configuration alone, so a sweep over hardware, memory and
-policies makes it once a process, with everything derived from it.
+A text depends on the trace, the sections of a configuration about it, and whether a draft is
+needed; a sweep over hardware, memory and policies makes it once a process, with everything derived
+from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from specter_sim.config import RunConfig, TraceConfig
 from specter_sim.hardware import ModelShape
 from specter_sim.setup.sources import whole_trace
-from specter_traces import Trace
+from specter_traces import DraftInfo, DraftKind, Trace
 from specter_traces.errors import UsageError
 from specter_traces.statistics import popularity, union_growth
 from specter_traces.synthesize import with_assumed_draft
@@ -53,6 +54,11 @@ class Text:
     requests: tuple[Request, ...]
     accepted: NDArray[np.bool_]
     popularity: NDArray[np.float64]
+
+    @cached_property
+    def context(self) -> int:
+        """KV tokens at the end of the longest request."""
+        return max((r.context + r.last - r.begin for r in self.requests), default=0)
 
     @cached_property
     def accepted_runs(self) -> list[int]:
@@ -150,8 +156,13 @@ def _text(whole: Trace, wanted: TraceConfig, drafts: bool) -> Text:
 def with_assumed(wanted: TraceConfig, trace: Trace) -> Trace:
     """The trace with an assumed draft, where one is asked for and none was recorded."""
     assumed = wanted.assumed_acceptance, wanted.assumed_recall
-    if trace.is_paired or assumed == (None, None):
+    if assumed == (None, None):
         return trace
+    if trace.is_paired:
+        raise UsageError(
+            f"trace {wanted.path!r} has a draft, and one is to be assumed: take out "
+            "trace.assumed_acceptance and trace.assumed_recall"
+        )
     acceptance, recall = (DEFAULT_ASSUMED if value is None else value for value in assumed)
     return with_assumed_draft(trace, acceptance, recall, wanted.seed)
 
@@ -175,18 +186,37 @@ def served_sequences(wanted: TraceConfig, trace: Trace) -> list[int]:
 
 
 def requests_of(wanted: TraceConfig, trace: Trace) -> tuple[Request, ...]:
-    """One request a sequence; the tokens are spread evenly and clipped to what was recorded."""
-    share = -(-wanted.tokens // trace.num_sequences)
-    requests = []
-    offsets, prompts = trace.sequence_offsets.tolist(), trace.prompt_lengths.tolist()
-    described = trace.header.sequences
-    for i, prompt in enumerate(prompts):
-        begin, end = offsets[i], offsets[i + 1]
-        prompt_tokens = max(0, prompt - 1)
-        start = begin + prompt_tokens
-        context = described[i].unrecorded_prompt_tokens if described else 0
-        requests.append(Request(begin, prompt_tokens, context, start, min(end, start + share)))
-    return tuple(request for request in requests if request.last > request.start)
+    """One request a sequence; the tokens are spread evenly, as far as each one was recorded."""
+    offsets, described = trace.sequence_offsets.tolist(), trace.header.sequences
+    prompts = [max(0, length - 1) for length in trace.prompt_lengths.tolist()]
+    starts = [begin + prompt for begin, prompt in zip(offsets[:-1], prompts, strict=True)]
+    recorded = [end - start for end, start in zip(offsets[1:], starts, strict=True)]
+    shares = spread(wanted.tokens, recorded)
+    return tuple(
+        Request(
+            offsets[i],
+            prompts[i],
+            wanted.context + (described[i].unrecorded_prompt_tokens if described else 0),
+            starts[i],
+            starts[i] + share,
+        )
+        for i, share in enumerate(shares)
+        if share > 0
+    )
+
+
+def spread(tokens: int, most: Sequence[int]) -> list[int]:
+    """Shares of ``tokens``, as even as limits allow; what short ones cannot take goes on."""
+    shares = [0] * len(most)
+    left = min(tokens, sum(most))
+    while left > 0:
+        open_ones = [i for i, share in enumerate(shares) if share < most[i]]
+        each = max(1, left // len(open_ones))
+        for i in open_ones:
+            take = min(each, most[i] - shares[i], left)
+            shares[i] += take
+            left -= take
+    return shares
 
 
 def accepted_of(wanted: TraceConfig, trace: Trace) -> NDArray[np.bool_]:
@@ -199,9 +229,23 @@ def accepted_of(wanted: TraceConfig, trace: Trace) -> NDArray[np.bool_]:
     if mode == "greedy" and trace.draft_tokens is not None and trace.target_tokens is not None:
         return np.asarray(trace.draft_tokens == trace.target_tokens)
     if trace.accept_prob is None:
-        raise UsageError(f"trace {wanted.path!r} does not say what a draft would be accepted")
+        raise UsageError(
+            f"trace {wanted.path!r} has no acceptance probabilities: set "
+            'trace.acceptance = "greedy", or capture it anew'
+        )
     draws = np.random.default_rng(wanted.seed).random(trace.num_positions)
     return np.asarray(draws < trace.accept_prob.astype(np.float64))
+
+
+def draft_notes(config: RunConfig, recorded: DraftInfo) -> list[str]:
+    """Where the recorded draft is not the one whose bytes are charged."""
+    kind = DraftKind.BASE if config.experts.form == "coded-base" else DraftKind.SYMMETRIC
+    if (recorded.bits, recorded.kind) == (config.experts.draft_bits, kind):
+        return []
+    return [
+        f"acceptance and draft routes are those of a {recorded.bits}-bit {recorded.kind} draft, "
+        f"bytes those of a {config.experts.draft_bits}-bit {kind} one"
+    ]
 
 
 def check_text(
@@ -232,18 +276,19 @@ def check_text(
         )
 
 
-def text_notes(config: RunConfig, trace: Trace, drafts: bool) -> tuple[str, ...]:
+def text_notes(config: RunConfig, text: Text, drafts: bool) -> tuple[str, ...]:
     """What a reader of the result must know about its routes."""
+    trace = text.trace
     notes, header = [], trace.header
+    served = sum(request.last - request.start for request in text.requests)
+    if served < config.trace.tokens:
+        notes.append(f"{served} of {config.trace.tokens} tokens: the trace ends there")
     if header.synthetic:
         notes.append(f"synthetic routes, fitted to {header.synthesized_from or 'a real trace'}")
     if drafts and header.assumed_draft:
         notes.append("the draft is assumed, not recorded")
-    if drafts and header.draft is not None and header.draft.bits != config.experts.draft_bits:
-        notes.append(
-            f"acceptance and draft routes are those of a {header.draft.bits}-bit draft, "
-            f"bytes those of {config.experts.draft_bits} bits"
-        )
+    if drafts and header.draft is not None:
+        notes += draft_notes(config, header.draft)
     if not trace.prompt_lengths.any():
         notes.append("prompt routes were not recorded: TTFT leaves the prefill out")
     return tuple(notes)

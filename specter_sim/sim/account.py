@@ -53,6 +53,7 @@ class Decoded:
         stall_s: seconds compute waited, by cause.
         counts: what its decoding added to every counter.
         least_loads: loads that no schedule can avoid for these windows.
+        least_compute_s: GPU seconds that none can avoid: every layer's experts in one go.
     """
 
     began_s: float
@@ -66,6 +67,7 @@ class Decoded:
     draft_s: float
     compute_s: float
     least_loads: int
+    least_compute_s: float
 
     @property
     def committed(self) -> NDArray[np.int64]:
@@ -192,9 +194,13 @@ def _bytes(counts: dict[str, int], load_bytes: int, tokens: int) -> dict[str, An
 
 
 def _bound(setup: Setup, requests: Sequence[Decoded]) -> tuple[float, str]:
-    """The larger of unavoidable link seconds and the GPU's work, and which it is."""
+    """The larger of the link's and the GPU's unavoidable seconds, and whose they are.
+
+    It holds for the windows that were decoded, whose depths it takes as given, and from the
+    residents that decoding began with.
+    """
     loads = sum(request.least_loads for request in requests)
     rate = min(setup.machine.link.bytes_per_s, setup.machine.host.memory_bytes_per_s)
     link_s = loads * setup.costs.load_bytes / rate
-    gpu_s = sum(request.draft_s + request.compute_s for request in requests)
+    gpu_s = sum(request.least_compute_s for request in requests)
     return (link_s, "link") if link_s > gpu_s else (gpu_s, "gpu")

@@ -70,7 +70,10 @@ class World:
             if number > 0:
                 self._between_requests(request)
             served.append(self._serve(request))
-        requests = [decoded_of(self.setup, request) for request in served]
+        requests = [
+            decoded_of(self.setup, request, done)
+            for request, done in zip(self.setup.requests, served, strict=True)
+        ]
         result = summarize(self.setup, requests, self.device.now(), self.link.busy_s)
         journals = tuple(self._journals or ())
         return Run(result, tuple(served), self.offloader, journals)
@@ -103,7 +106,7 @@ class World:
     def _between_requests(self, request: Request) -> None:
         if self.setup.config.trace.between == "cold":
             self._drain()
-            self.offloader = self._new_offloader(request.begin)
+            self.offloader = self._new_offloader(request.begin, self.offloader)
         else:
             self.offloader.begin_request()
 
@@ -118,12 +121,12 @@ class World:
         residency = self.offloader.state.residency
         return [index for index, where in enumerate(residency) if where != ABSENT]
 
-    def _new_offloader(self, position: int = 0) -> Offloader:
+    def _new_offloader(self, position: int, before: Offloader | None = None) -> Offloader:
         journal = None
         if self._journals is not None:
             journal = Journal()
             self._journals.append(journal)
-        return Offloader(self.setup.new_state(position), self.setup.rules, journal)
+        return Offloader(self.setup.new_state(position), self.setup.rules, journal, before)
 
     def _link(self, timeline: list[Span] | None) -> LinkProcess:
         setup, host = self.setup, self.setup.machine.host

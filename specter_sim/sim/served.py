@@ -8,7 +8,7 @@ import numpy as np
 
 from specter_sim.bound import least_loads
 from specter_sim.offload.decode import StallCause, Window
-from specter_sim.setup import Setup
+from specter_sim.setup import Request, Setup
 from specter_sim.sim.account import Decoded
 
 
@@ -32,7 +32,7 @@ class Served:
     resident: list[int]
 
 
-def decoded_of(setup: Setup, served: Served) -> Decoded:
+def decoded_of(setup: Setup, request: Request, served: Served) -> Decoded:
     """The request's windows as arrays, and the loads no schedule could have avoided."""
     windows = served.windows
     stall_s = {cause: 0.0 for cause in StallCause}
@@ -51,7 +51,25 @@ def decoded_of(setup: Setup, served: Served) -> Decoded:
         served.draft_s,
         served.compute_s,
         _least_loads(setup, served),
+        _least_compute_s(setup, request, served),
     )
+
+
+def _least_compute_s(setup: Setup, request: Request, served: Served) -> float:
+    """The windows' GPU seconds with every layer's experts run in one go."""
+    costs, layers = setup.costs, setup.shape.moe_layers
+    cached, seconds = request.context + request.start - request.begin, 0.0
+    for number, window in enumerate(served.windows):
+        depth = window.outcome.depth
+        tokens = depth + 1
+        for step in range(1, tokens):
+            seconds += costs.draft_step_s(cached + step)
+        seconds += layers * costs.layer_s(tokens, cached + tokens)
+        for union in served.unions[number * layers : (number + 1) * layers]:
+            seconds += costs.experts_s(len(union), tokens * setup.shape.top_k)
+        seconds += costs.fixed_s(tokens, cached)
+        cached += window.outcome.accepted + 1
+    return seconds
 
 
 def _least_loads(setup: Setup, served: Served) -> int:

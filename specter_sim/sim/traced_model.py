@@ -137,7 +137,7 @@ class TracedModel:
         used = len(experts)
         if self._demand_all:
             used = len(set(experts).intersection(self._union))
-        routes = self._tokens * self._routes.top_k * used // len(self._union)
+        routes = self._tokens * self._routes.top_k * used / len(self._union)
         seconds = self._costs.experts_s(used, routes)
         self._gpu.compute(seconds, f"{used} experts of layer {layer}")
 
@@ -151,8 +151,8 @@ class TracedModel:
         return accepted
 
     def end_prompt(self) -> None:
-        """The head of a prompt pass."""
-        self._gpu.compute(self._costs.fixed_s(1, self._cached()), "head")
+        """Dense layers of a prompt pass, and its head."""
+        self._gpu.compute(self._costs.prompt_s(self._tokens, self._cached()), "head")
 
     def _union_of(self, layer: int) -> list[int]:
         target, position = self._routes.target, self._position

@@ -189,3 +189,28 @@ def test_folders_that_hold_no_model_are_refused(tmp_path: Path) -> None:
         open_checkpoint(str(tmp_path))
     with pytest.raises(UsageError, match="unknown number type 'int4'"):
         open_checkpoint("tiny-moe", "int4")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"weight_map": {"a"',
+        "[" * 100_000,
+        "[]",
+        "3",
+        "{}",
+        '{"weight_map": 3}',
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": ["b"]}}',
+        '{"weight_map": {"a": "../model.safetensors"}}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_broken_index_is_named(folder: Path, text: str | bytes) -> None:
+    data = text if isinstance(text, bytes) else text.encode()
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    with pytest.raises(UsageError, match=r"index\.json .*: copy the checkpoint again") as caught:
+        open_checkpoint(str(folder))
+    assert len(str(caught.value).splitlines()) == 1

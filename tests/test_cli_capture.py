@@ -231,3 +231,31 @@ def test_a_piece_of_a_bundled_trace_can_be_made_again(tmp_path: Path) -> None:
     for column in ("target_ids", "draft_ids", "gate_ids"):
         mine, stored = getattr(again, column), getattr(before, column)[:count]
         assert float((mine == stored).mean()) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("capture",), "Missing argument 'model'"),
+        (("capture", "tiny-moe"), "Missing option '--out'"),
+        (("capture", "tiny-moe", "--out", "x.safetensors", "--seed", "many"), "--seed"),
+        (("capture", "tiny-moe", "--absent"), "No such option: --absent"),
+        (("record",), "record"),
+    ],
+)
+def test_usage_errors_are_one_line(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(arguments))
+    told = capsys.readouterr().err
+    assert left.value.code == 2
+    assert told.startswith("error: ") and len(told.splitlines()) == 1 and says in told
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([])
+    assert left.value.code == 2
+    told = capsys.readouterr()
+    assert "Usage: specter-run" in told.out and told.err == ""

@@ -130,8 +130,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
             raise _foreign(folder, "GGUF")
         raise UsageError(f"{folder} has no config.json: give the folder of a transformers model")
     try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON ({error}); copy the checkpoint again") from None
     if not isinstance(config, dict):
         raise UsageError(f"{path} holds no JSON object; copy the checkpoint again")
@@ -158,7 +158,7 @@ def _require_weights(folder: Path) -> None:
     """Complete safetensors files must be there; every shard that the index names must exist."""
     index = folder / _INDEX
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = _indexed(index)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise UsageError(
@@ -173,6 +173,20 @@ def _require_weights(folder: Path) -> None:
                 "convert them to safetensors first"
             )
         raise UsageError(f"{folder} holds no weights: no .safetensors file is there")
+
+
+def _indexed(index: Path) -> list[str]:
+    """The weight files that an index names."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{index} is no index of weights ({type(error).__name__}: {error}): "
+            "copy the checkpoint again"
+        ) from None
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise UsageError(f"{index} names no weight files of its folder: copy the checkpoint again")
+    return sorted(names)
 
 
 def _load(folder: Path, dtype: torch.dtype | None, packed: bool) -> PreTrainedModel:

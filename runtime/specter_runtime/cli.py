@@ -237,10 +237,26 @@ def summarize(trace: Trace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `specter-run` and exit: 0 fine, 1 the run failed, 2 usage."""
+    """Run `specter-run` and exit: 0 fine, 1 the run failed, 2 usage, 130 interrupted."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        app(args=given, prog_name="specter-run", obj=given)
+        result = app(args=given, prog_name="specter-run", obj=given, standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        raise _failed("interrupted", 130) from None
     except SpecterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+        raise _failed(str(error), error.exit_code) from None
+    except Exception as error:
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        # click's exceptions, whichever package they live in.
+        raise _failed(message(), getattr(error, "exit_code", 2)) from None
+    raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _failed(message: str, code: int) -> SystemExit:
+    """The exit, once its reason is told in one line; without arguments help was printed instead."""
+    line = " ".join(message.split())
+    if line:
+        print(f"error: {line}", file=sys.stderr)
+    return SystemExit(code)

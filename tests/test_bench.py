@@ -29,6 +29,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "REPLAYED", (2, 40, 4, 300))
 
 
+PEER = Path(__file__).parent.parent / "benchmarks" / "libcachesim_peer.py"
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
@@ -36,7 +39,7 @@ def run(*arguments: object) -> Result:
 @pytest.mark.usefixtures("small")
 def test_replays_state_conditions_and_peer() -> None:
     pytest.importorskip("libcachesim", reason="pip install '.[oracle]'")
-    out = run("--part", "replay", "--repeats", 1).stdout
+    out = run("--part", "replay", "--repeats", 1, "--peer", PEER).stdout
     assert "replays: synthetic routes, 2 layers x 40 experts, top-4, 300 tokens, 32 slots" in out
     for policy in ("lru", "fifo", "lfu", "belady"):
         line = next(line for line in out.splitlines() if line.startswith(f"replay, {policy}"))
@@ -45,14 +48,21 @@ def test_replays_state_conditions_and_peer() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_json_holds_every_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "find_spec", lambda name: None)  # as without the library
+def test_json_holds_every_speed() -> None:
     document = json.loads(run("--part", "replay", "--repeats", 2, "--json").stdout)
     speeds = {one["what"]: one for one in document["speeds"]}
     assert len(speeds) == 5 and all(one["value"] > 0 for one in speeds.values())
-    assert speeds["replay, lru"]["peer"] == "libcachesim (not installed)"
+    assert speeds["replay, lru"]["peer"] == "libcachesim (no --peer)"
     assert speeds["replay, lru"]["ratio"] is None
     assert document["versions"]["numba"] != "not installed" and document["date"]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_peer_that_fails_is_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text("raise SystemExit('no such library')")
+    told = str(run("--part", "replay", "--repeats", 1, "--peer", script).exception)
+    assert "no such library" in told and "\n" not in told
 
 
 def test_a_different_count_of_misses_is_an_error() -> None:

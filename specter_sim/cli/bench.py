@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,10 @@ def bench(
         list[str] | None,
         typer.Option(help="schedule, replay or process; repeatable [default: all]."),
     ] = None,
+    peer: Annotated[
+        Path | None,
+        typer.Option(help="Script that runs libcachesim: benchmarks/libcachesim_peer.py."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure schedule, replays and start-up, each beside its peer in the same run."""
@@ -29,7 +34,7 @@ def bench(
 
     parts = {
         "schedule": lambda: speed.schedule_speeds(tokens, repeats),
-        "replay": lambda: speed.replay_speeds(repeats),
+        "replay": lambda: speed.replay_speeds(repeats, peer),
         "process": lambda: speed.process_speeds(repeats),
     }
     chosen = _checked(part, list(parts))

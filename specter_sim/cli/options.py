@@ -46,7 +46,8 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder of the results.")
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(min=1, help="Threads or processes that compute [default: all cores].")
+    int | None,
+    typer.Option(min=1, max=4096, help="Threads or processes that compute [default: all cores]."),
 ]
 EngineOption = Annotated[
     Engine | None,

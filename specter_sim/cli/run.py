@@ -25,7 +25,10 @@ from specter_sim.cli.options import (
 )
 from specter_sim.config import RunConfig, flatten, resolved
 from specter_sim.results import Engine
-from specter_traces.errors import UsageError
+from specter_traces.errors import UsageError, shown
+
+
+MOST_DIGITS = 30  # of a stretch of tokens
 
 
 def run(
@@ -131,8 +134,9 @@ _POLICY_PARTS = ("policy.eviction", "policy.prefetch", "experts.form")
 
 def _stretch(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise UsageError(f'--timeline-tokens "{text}" is not a stretch: write it like 0:32')
+    plain = len(text) <= MOST_DIGITS and first.isdecimal() and last.isdecimal()
+    if not (plain and int(first) < int(last)):
+        raise UsageError(f"--timeline-tokens {shown(text)} is not a stretch: write it like 0:32")
     return int(first), int(last)
 
 

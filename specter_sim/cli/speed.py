@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +98,10 @@ def schedule_conditions(tokens: int) -> str:
 # --- hit-only replays -----------------------------------------------------------------------------
 
 
-def replay_speeds(repeats: int) -> Iterator[Speed]:
-    """Lookups a second of every fast replay, beside libcachesim where it is installed.
+def replay_speeds(repeats: int, peer: Path | None = None) -> Iterator[Speed]:
+    """Lookups a second of every fast replay, beside libcachesim where its script is given.
 
-    Raises SpecterError when the two disagree about a single miss.
+    Raises SpecterError when the two disagree about a single miss, or the script fails.
     """
     trace = synthesize(bundled("tiny-moe-base4"), *REPLAYED, 0)
     ids, starts = layer_ids(trace), lookup_starts(trace, warm=True)
@@ -113,7 +112,7 @@ def replay_speeds(repeats: int) -> Iterator[Speed]:
         "lfu": lambda row: kernels.lfu_misses(row, starts, experts, SLOTS),
         "belady": lambda row: int(kernels.belady_distances(row, starts, experts)[SLOTS:].sum()),
     }
-    theirs = _libcachesim(ids, starts, experts, repeats)
+    theirs = _libcachesim(peer, ids, starts, experts, repeats)
     goals = {"lru": 100e6, "fifo": 100e6, "lfu": 40e6, "belady": 25e6}
     for policy, replay in ours.items():
         speed = _replay_speed(policy, replay, ids, repeats, goals[policy])
@@ -124,8 +123,8 @@ def replay_speeds(repeats: int) -> Iterator[Speed]:
     lru = theirs.get("lru")
     if lru is not None:
         each = ids.size / lru["seconds"] / experts
-        peer = f"libcachesim, {experts} sizes"
-        whole = replace(whole, peer=peer, peer_value=each, ratio=whole.value / each)
+        beside = f"libcachesim, {experts} sizes"
+        whole = replace(whole, peer=beside, peer_value=each, ratio=whole.value / each)
     yield whole
 
 
@@ -149,7 +148,7 @@ def _replay_speed(
 
 def _beside(speed: Speed, peer: Mapping[str, Any] | None, misses: int, lookups: int) -> Speed:
     if peer is None:
-        return replace(speed, peer="libcachesim (not installed)")
+        return replace(speed, peer="libcachesim (no --peer)")
     if peer["misses"] != misses:
         raise SpecterError(
             f"{speed.what}: {misses} misses, libcachesim counts {peer['misses']}: report a bug"
@@ -162,15 +161,20 @@ def _lru_curve(row: Any, starts: Any, experts: int, top_k: int) -> int:
     return int(kernels.lru_distances(row, starts, experts, top_k)[0][SLOTS:].sum())
 
 
-def _libcachesim(ids: Any, starts: Any, experts: int, repeats: int) -> dict[str, Any]:
-    """Its misses and seconds by policy, measured in another process; empty without the library."""
-    if find_spec("libcachesim") is None:
+def _libcachesim(
+    script: Path | None, ids: Any, starts: Any, experts: int, repeats: int
+) -> dict[str, Any]:
+    """Its misses and seconds by policy, measured in another process; empty without its script."""
+    if script is None:
         return {}
     with tempfile.TemporaryDirectory(prefix="specter-bench-") as folder:
         for layer, row in enumerate(ids):
             _write_lookups(row, starts, experts, Path(folder) / f"{layer:03}.oracleGeneral")
-        arguments = [sys.executable, "-m", "specter_sim.cli.peer", folder, SLOTS, repeats]
-        done = subprocess.run(list(map(str, arguments)), check=True, capture_output=True, text=True)
+        arguments = [sys.executable, script, folder, SLOTS, repeats]
+        done = subprocess.run(list(map(str, arguments)), capture_output=True, text=True)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise SpecterError(f"the peer {script} failed: {reason}; is libcachesim installed?")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

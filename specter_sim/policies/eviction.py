@@ -79,8 +79,8 @@ def find_slot(s: State, index: int, kind: int, key: VictimKey) -> int:
     """The slot that a load of ``index`` may take: a free one, else the victim's; -1 if none.
 
     A prefetch spares what the plan needs in a layer still to come, and the hot set; a demand takes
-    such an expert only when there is no other, the planned one first. Nothing takes a slot that is held or still being
-    filled.
+    such an expert only when there is no other, the planned one first. Nothing takes a slot that is
+    held or still being filled.
     """
     group = group_of(s, index)
     if s.free[group] > 0:

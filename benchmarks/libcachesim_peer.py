@@ -1,6 +1,7 @@
-"""libcachesim's speed on the lookups of a file, in a process of its own: `-m specter_sim.cli.peer`.
+"""libcachesim's speed on recorded lookups: what `specter-sim bench --peer` runs beside its own.
 
-The library is GPL and optional; nothing else of the package touches it.
+libcachesim is GPL: this script stands outside the packages and is run in a process of its own, as
+`SCRIPT FOLDER SLOTS REPEATS`. It prints one JSON line: misses and seconds by policy.
 """
 
 import json

@@ -117,6 +117,8 @@ def test_no_arguments_is_usage() -> None:
         (("run", "--machine", "x" * 300 + ".toml"), "File name too long"),
         (("run", "--machine", "nul\0.toml"), "null byte"),
         (("run", "--trace", "/dev/zero"), "a device, not a regular file"),
+        (("run", "--timeline-tokens", "0:" + "9" * 5000), "is not a stretch"),
+        (("sweep", "--workers", "9" * 400), "workers"),
         (("run", "/dev/zero"), "a device, not a regular file"),
         (("run", "--tokens", "9" * 5000), "trace.tokens"),
         (("sweep", "/dev/zero"), "a device, not a regular file"),

@@ -27,7 +27,6 @@ from specter_sim.config import RunConfig, flatten, resolved
 from specter_sim.results import Engine
 from specter_traces.errors import UsageError, shown
 
-
 MOST_DIGITS = 30  # of a stretch of tokens
 
 

@@ -131,7 +131,7 @@ class MemoryConfig(Section):
     """
 
     slots: int | None = Field(None, ge=1, le=MOST, description="slots per MoE layer")
-    slots_per_layer: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] | None = Field(
+    slots_per_layer: tuple[Annotated[int, Field(ge=1, le=MOST, strict=True)], ...] | None = Field(
         None, description="slots of each MoE layer, first to last"
     )
     budget: Bytes | None = Field(None, description="device bytes for everything")
@@ -416,6 +416,8 @@ def _one_line(error: ValidationError) -> str:
 
 def _describe(details: ErrorDetails) -> str:
     dotted = ".".join(str(part) for part in details["loc"] if not _is_branch(part))
+    if details["type"] == "extra_forbidden" and dotted in known_keys():
+        return f'"{dotted}" is in quotes, which makes it one name: write it without'
     if details["type"] == "extra_forbidden":
         return f'unknown key "{dotted}": {_nearest_key(dotted)}'
     message = details["msg"].removeprefix("Value error, ")

@@ -202,6 +202,8 @@ ENDLESS = "9" * 5000
         ({"policy": {"depth": "2.5"}}, "depth must be a whole number or a policy, got 2.5"),
         ({"policy": {"depth": 1 << 20000}}, "policy: "),
         ({"memory": {"slots": 1 << 20000}}, "memory.slots: "),
+        ({"memory": {"slots_per_layer": [True]}}, "memory.slots_per_layer"),
+        ({"trace.tokens": 8}, '"trace.tokens" is in quotes'),
         ({"policy": {"depth_params": {"depth": float("nan")}}}, "policy.depth_params.depth"),
         ({"preset": ["specter"]}, "preset: should be the name of one, got ['specter']"),
         ({"preset": {"name": 1}}, "preset: should be the name of one"),

@@ -42,8 +42,15 @@ class LazyVerbs(TyperGroup):
         """The verbs in their order."""
         return list(VERBS)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments. An interrupt is told; typer would say nothing."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise InterruptedRunError from None
+
     def invoke(self, ctx: Any) -> Any:
-        """Do what was asked. An interrupt is told in one line; click would print two."""
+        """Do what was asked. An interrupt is told, as above."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -83,7 +83,7 @@ def _schedule_table(tokens: int) -> dict[str, Any]:
         "model": MODEL,
         "trace": {"path": "synth", "tokens": tokens},
         "machine": {"name": MACHINE},
-        "memory": {"slots": SLOTS},
+        "memory": {"slots": SLOTS, "layout": "per-layer"},
     }
 
 
@@ -91,7 +91,7 @@ def schedule_conditions(tokens: int) -> str:
     """What the schedules were run on."""
     return (
         f"schedule: {MODEL} on {MACHINE}, synthetic routes, {tokens} tokens, "
-        f"{SLOTS} of 128 slots a layer"
+        f"{SLOTS} of 128 slots a layer, a layer's own"
     )
 
 

@@ -19,7 +19,8 @@ from specter_sim.sweep.plan import Task
 from specter_sim.sweep.pools import Records, in_processes, in_threads
 from specter_traces.errors import SpecterError
 
-SIMPY_TOKEN_LAYERS_PER_S = 5_000.0  # on one slow core
+SIMPY_TOKEN_LAYERS_PER_S = 5_000.0  # on one slow core, every layer with its own slots
+SIMPY_POOL = 400.0  # experts of a model at which one pool doubles the time
 COMPILING = f"compiling the engine once, about {COMPILE_S:.0f} s"
 
 Tell = Callable[[str], None]
@@ -43,12 +44,21 @@ def evaluate_once(config: RunConfig, asked: Engine | None = None) -> dict[str, A
 
 
 def simpy_seconds(config: RunConfig) -> float:
-    """About how long the SimPy engine takes for a configuration."""
+    """About how long the SimPy engine takes for a configuration.
+
+    One pool for all layers is searched slot by slot at every load, and whole layers that stream
+    are many loads.
+    """
     try:
-        layers = find_model(config.model).moe_layers
+        shape = find_model(config.model)
     except SpecterError:
         return 0.0  # cannot run at all
-    return config.trace.tokens * layers / SIMPY_TOKEN_LAYERS_PER_S
+    seconds = config.trace.tokens * shape.moe_layers / SIMPY_TOKEN_LAYERS_PER_S
+    if config.memory.layout == "global":
+        seconds *= 1 + shape.experts / SIMPY_POOL
+    if config.policy.prefetch == "stream":
+        seconds *= shape.num_experts / shape.top_k
+    return seconds
 
 
 def local(workers: int, asked: Engine | None = None, tell: Tell = lambda text: None) -> Compute:

@@ -32,6 +32,12 @@ def test_a_row_says_where_it_ran(toy: Path) -> None:
     assert row["gpu_memory_bytes"] > 0
 
 
+def test_a_name_out_of_a_file_is_printable_in_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "toy.safetensors"
+    save(toy_trace(8, 48, 6, (40,)).with_header(name="a\x1b[31m", synthetic=True), path)
+    assert evaluate.evaluate(resolved(config(path)))["trace_name"] == "a\\x1b[31m"
+
+
 def test_equal_configurations_give_equal_rows(toy: Path) -> None:
     table = resolved(config(toy, policy={"depth": 2, "prefetch": "continuous"}))
     assert evaluate.evaluate(table) == evaluate.evaluate(table)

@@ -16,6 +16,7 @@ from specter_sim.setup import BUNDLED_FAMILY, Setup, resolve, whole_trace
 from specter_sim.setup.rules import policies_of
 from specter_sim.sim import simulate
 from specter_traces import bundled_names
+from specter_traces.errors import printable
 
 
 class NeedsSimpyError(Exception):
@@ -59,7 +60,7 @@ def _row(setup: Setup, result: Result, engine: Engine) -> dict[str, Any]:
 def place_of(setup: Setup) -> dict[str, Any]:
     """Where a run takes place, beyond what the configuration says itself."""
     return {
-        "trace_name": setup.trace.header.name,
+        "trace_name": printable(setup.trace.header.name),
         "link_bytes_per_s": setup.machine.link.bytes_per_s,
         "link_latency_s": setup.machine.link.latency_s,
         "gpu_memory_bytes": setup.machine.gpu.memory_bytes,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from specter_traces.errors import SpecterError
+from specter_traces.errors import SpecterError, printable
 
 SCHEMA_VERSION = 1
 METADATA_KEY = "specter"
@@ -112,7 +112,8 @@ class Header:
     @property
     def marks(self) -> tuple[str, ...]:
         """Words that must stand beside any figure made from this trace."""
-        synthetic = f"synthetic (from {self.synthesized_from})" if self.synthesized_from else ""
+        source = printable(self.synthesized_from)
+        synthetic = f"synthetic (from {source})" if source else ""
         return tuple(
             mark
             for mark, applies in (

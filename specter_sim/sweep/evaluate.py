@@ -54,13 +54,17 @@ def _noted(setup: Setup, reason: str | None) -> Setup:
 
 
 def _row(setup: Setup, result: Result, engine: Engine) -> dict[str, Any]:
-    return result.row() | place_of(setup) | {"engine": engine.value}
+    row = result.row() | place_of(setup) | {"engine": engine.value}
+    # Names come out of a trace's header: any text, even what no table can hold.
+    return {
+        key: printable(value) if isinstance(value, str) else value for key, value in row.items()
+    }
 
 
 def place_of(setup: Setup) -> dict[str, Any]:
     """Where a run takes place, beyond what the configuration says itself."""
     return {
-        "trace_name": printable(setup.trace.header.name),
+        "trace_name": setup.trace.header.name,
         "link_bytes_per_s": setup.machine.link.bytes_per_s,
         "link_latency_s": setup.machine.link.latency_s,
         "gpu_memory_bytes": setup.machine.gpu.memory_bytes,

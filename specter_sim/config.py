@@ -180,7 +180,11 @@ class PolicyConfig(Section):
     @classmethod
     def _read_depth(cls, data: Any) -> Any:
         # One spelling for one thing, or equal runs would have different identities.
-        text = str(data.get("depth")) if isinstance(data, dict) else ""
+        if not isinstance(data, dict):
+            return data
+        text, given = str(data.get("depth")), data.get("depth_params")
+        if text == "fixed" and isinstance(given, dict) and given.get("depth") == 0:
+            text = "0"
         if re.fullmatch(r"[+-]\d+|[+-]?\d*\.\d*", text) or len(text) > 80:
             raise ValueError(f"depth must be a whole number or a policy, got {text[:80]}")
         if not text.isdecimal():

@@ -39,6 +39,7 @@ class Result:
         acceptance: accepted / (accepted + rejections); 0 when nothing was drafted.
         window_utilization: accepted / drafted.
         demands: hits + pending_hits + misses, one per expert, layer and window.
+        link_busy_s: seconds the link worked, prefill included.
         *_bytes_per_token: bytes over the link per committed token, by what became of the load.
         stall_*_s: compute waited for a demand load, a late prefetch, the join before verify.
         bound_s: no schedule decodes these windows faster from the same residents.

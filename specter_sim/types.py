@@ -12,14 +12,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class Residency(IntEnum):
-    """Where an expert's weights are, as seen from the device."""
-
-    ABSENT = 0
-    LOADING = 1
-    RESIDENT = 2
-
-
 class LoadKind(IntEnum):
     """Why a load crosses the link: needed now, or expected to be."""
 
@@ -40,7 +32,10 @@ class Load(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A finished load and the seconds the link spent on it, waiting excluded."""
+    """A finished load and the seconds from its turn on the link to its end.
+
+    They cover its data, what is left of its latency, and a bounce copy not yet done.
+    """
 
     load: Load
     seconds: float

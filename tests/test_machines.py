@@ -99,16 +99,6 @@ def test_a_deeper_queue_or_smaller_load_is_never_slower(
 # --- host -----------------------------------------------------------------------------------------
 
 
-def test_copies_share_host_memory_with_the_cpu() -> None:
-    host = Host(1 << 36, 60e9, None)
-    assert host.copy_bytes_per_s(24e9) == 24e9
-    assert host.copy_bytes_per_s(24e9, cpu_bytes_per_s=36e9) == 24e9
-    assert host.copy_bytes_per_s(24e9, cpu_bytes_per_s=96e9) == pytest.approx(12e9)
-    assert host.copy_bytes_per_s(24e9, pinned=False) == pytest.approx(20e9)
-    assert host.copy_traffic_bytes(100) == 100
-    assert host.copy_traffic_bytes(100, pinned=False) == 300
-
-
 def test_what_can_be_pinned() -> None:
     assert Host(100, 1e9, None).pinned_share(80) == 1
     assert Host(100, 1e9, None).pinned_share(200) == 0.5

@@ -370,8 +370,7 @@ def test_other_processes_with_other_hash_seeds_agree() -> None:
 def test_seeds_are_parameters() -> None:
     trace = random_trace(60, experts=10, seed=2)
     loads = [
-        run_of(trace, policy__eviction="random", trace__seed=seed).result
-        for seed in (1, 1, 2)
+        run_of(trace, policy__eviction="random", trace__seed=seed).result for seed in (1, 1, 2)
     ]
     assert loads[0] == loads[1] != loads[2]
 

@@ -32,6 +32,8 @@ def why_not(setup: Setup) -> str | None:
         return f"{' and '.join(own)} is plain Python of your own, which is slower"
     if setup.machine.host.pinned_share(setup.plan.host_bytes) < 1:
         return "some experts are not in pinned memory, and their bounce copies share the host"
+    if setup.costs.expand_per_load_s > 0:
+        return "loads are expanded when they arrive"
     return None
 
 

@@ -22,7 +22,6 @@ from specter_traces.files import refuse_irregular
 FOLDER = Path(__file__).parent / "data" / "machines"
 MOST_COUNT = 10**9
 MOST_BASES = 16  # files that start from one another
-BOUNCE_TRAFFIC = 3  # a pageable copy reads, writes the bounce buffer, and reads that again
 
 
 @dataclass(frozen=True)
@@ -85,26 +84,6 @@ class Host:
     memory_bytes: int
     memory_bytes_per_s: float  # sustained, reads and writes together
     pinnable_bytes: int | None  # None: as much as there is
-
-    def copy_traffic_bytes(self, copied_bytes: int, pinned: bool = True) -> int:
-        """Bytes of host memory traffic that a copy to the device causes.
-
-        From pinned memory the device reads once; from pageable memory the driver first copies into
-        a bounce buffer: one more read and one write.
-        """
-        return copied_bytes if pinned else BOUNCE_TRAFFIC * copied_bytes
-
-    def copy_bytes_per_s(
-        self, link_bytes_per_s: float, cpu_bytes_per_s: float = 0.0, pinned: bool = True
-    ) -> float:
-        """The rate a copy gets while work on the CPU asks for `cpu_bytes_per_s` of memory traffic.
-
-        When both fit they do not disturb each other; otherwise they share in proportion to what
-        they ask for.
-        """
-        traffic = 1 if pinned else BOUNCE_TRAFFIC
-        asked = link_bytes_per_s * traffic + cpu_bytes_per_s
-        return link_bytes_per_s * min(1.0, self.memory_bytes_per_s / asked)
 
     def pinned_share(self, wanted_bytes: int) -> float:
         """The share of `wanted_bytes` that can be pinned; the rest is copied through a bounce."""

@@ -16,8 +16,7 @@ Numbers = Any  # a sequence of numbers: a list, a tuple or a numpy array
 Ints = MutableSequence[int]
 Floats = MutableSequence[float]
 
-# Residency and load kinds as plain ints: the values of ``types.Residency`` and
-# ``types.LoadKind``, which rules compare millions of times.
+# Residency, and the values of ``types.LoadKind``: plain ints, compared millions of times.
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 DEMAND, PREFETCH = 0, 1
 

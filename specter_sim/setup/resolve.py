@@ -36,7 +36,6 @@ from specter_sim.setup.residents import fill, hot_set
 from specter_sim.setup.rules import (
     check_policies,
     depth_memory,
-    depth_params,
     params_of,
     policies_of,
     prefetch_memory,
@@ -108,7 +107,7 @@ def resolve(config: RunConfig) -> Setup:
     params = {
         "eviction": params_of(eviction, config.policy.eviction_params),
         "prefetch": params_of(prefetch, config.policy.prefetch_params),
-        "depth": params_of(depth, depth_params(config)),
+        "depth": params_of(depth, config.policy.depth_params),
     }
     drafts = depth.name != "never" and params["depth"].get("depth") != 0
     check_policies(config, eviction, prefetch, drafts)

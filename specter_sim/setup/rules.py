@@ -44,8 +44,8 @@ def prefetch_of(config: RunConfig) -> PrefetchInfo:
 
 
 def depth_of(config: RunConfig) -> DepthInfo:
-    """The depth policy by name; a number means that fixed depth."""
-    name = "fixed" if config.policy.depth.isdecimal() else config.policy.depth
+    """The depth policy by name."""
+    name = config.policy.depth
     return own_depth(name) if is_own(name) else named(DEPTH, name, "depth")
 
 
@@ -54,12 +54,6 @@ def named(known: Mapping[str, P], name: str, kind: str) -> P:
     if name not in known:
         raise UsageError(f'unknown {kind} policy "{name}": {suggestion(name, known)}')
     return known[name]
-
-
-def depth_params(config: RunConfig) -> Mapping[str, Scalar]:
-    """Depth parameters, with a depth given by number."""
-    name, given = config.policy.depth, config.policy.depth_params
-    return {**given, "depth": int(name)} if name.isdecimal() else given
 
 
 def params_of(info: PolicyInfo, given: Mapping[str, Scalar]) -> dict[str, Scalar]:

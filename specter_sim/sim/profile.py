@@ -39,6 +39,6 @@ def candidates_of(setup: Setup) -> list[int]:
 
 def at_depth(config: RunConfig, depth: int, tokens: int) -> RunConfig:
     """The configuration at a fixed depth, cut to ``tokens``."""
-    policy = config.policy.model_copy(update={"depth": str(depth), "depth_params": {}})
+    policy = config.policy.model_copy(update={"depth": "fixed", "depth_params": {"depth": depth}})
     trace = config.trace.model_copy(update={"tokens": tokens})
     return config.model_copy(update={"policy": policy, "trace": trace})

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from specter_sim.config import (
+    LIMITS,
     RunConfig,
     Table,
     build,
@@ -77,7 +78,22 @@ def layers(
         raise UsageError(f"{path} is a sweep file: use specter-sim sweep {path}")
     given = {key: parse_value(text) for key, text in shortcuts.items() if text is not None}
     named: Table = {} if preset is None else {"preset": preset}
-    return [table, named, nest(given), parse_settings(settings or [])]
+    asked = [nest(given), parse_settings(settings or [])]
+    _refuse_two_limits(asked)
+    return [table, named, *asked]
+
+
+def _refuse_two_limits(asked: list[Table]) -> None:
+    """One command line gives one memory limit; a later layer would silently drop the other."""
+    limits = {
+        key
+        for table in asked
+        if isinstance(memory := table.get("memory"), dict)
+        for key in LIMITS
+        if memory.get(key) not in (None, "none")
+    }
+    if len(limits) > 1:
+        raise UsageError(f"memory: {' and '.join(sorted(limits))} are both given: give one of them")
 
 
 def tell(text: str) -> None:

@@ -20,6 +20,7 @@ from specter_sim.cli.options import (
     TraceOption,
     layers,
     print_json,
+    tell,
 )
 from specter_sim.config import RunConfig, build, content_hash, to_toml
 from specter_traces.files import write_atomic
@@ -144,6 +145,8 @@ def _searched(
     try:
         with Store(folder / TRIALS) as store, progress_bar() as progress:
             scores = Scores(space, objective, store, _identity(space))
+            if not sys.stderr.isatty():
+                tell(f"searching; scores go to {folder / TRIALS}; this can take minutes")
             run_search(how, scores, trials, workers or default_workers(), folder, progress)
             return conclude(scores, given), len(scores), scores.reused
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from specter_sim.report.rows import (
     best_by,
     conditions,
     depth_label,
+    fits,
     panels,
     policy_label,
     reads_future,
@@ -43,8 +44,13 @@ TIME_PARTS = (
 
 
 def draw_all(rows: Sequence[Row], folder: Path, date: str) -> list[Path]:
-    """Draw every figure that the rows have data for. Rows without a TPOT are left out."""
+    """Draw every figure that the rows have data for.
+
+    Rows without a TPOT are left out, and those that need more memory than the device has, unless
+    none fits.
+    """
     known = [row for row in rows if row.get("tpot_s")]
+    known = [row for row in known if fits(row)] or known
     if not known:
         return []
     figures: dict[str, Callable[[Sequence[Row], str], Figure | None]] = {

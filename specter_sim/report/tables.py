@@ -78,7 +78,7 @@ def describe(row: Row) -> str:
     """Everything one result states, as label and value lines."""
     lines = [
         ("TPOT", _tpot(row)),
-        ("TTFT", f"{_time('ttft_s')(row)} (prefill {_time('prefill_s')(row)})"),
+        ("TTFT", f"{_time('ttft_s')(row)} (prefill {_time('prefill_s')(row)} over all requests)"),
         ("tokens", _tokens(row)),
         ("experts", _experts(row)),
         ("link", _link(row)),

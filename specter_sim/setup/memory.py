@@ -13,6 +13,7 @@ from specter_sim.hardware import (
     plan_for_budget,
     plan_for_slots,
 )
+from specter_sim.units import format_bytes
 from specter_traces.errors import UsageError
 
 _OVERRIDES = {
@@ -85,6 +86,14 @@ def memory_plan(
         1 if memory.allow_rounds else shape.top_k,
         unshared,
     )
+
+
+def device_note(plan: MemoryPlan, machine: Machine) -> str:
+    """What to tell of a plan that the device has no room for; empty when it fits."""
+    if plan.total_bytes <= machine.gpu.memory_bytes:
+        return ""
+    need, have = format_bytes(plan.total_bytes), format_bytes(machine.gpu.memory_bytes)
+    return f"does not fit: {need} of device memory, and {machine.name} has {have}"
 
 
 def slot_counts(config: RunConfig, shape: ModelShape, plan: MemoryPlan) -> tuple[int, ...]:

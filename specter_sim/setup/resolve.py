@@ -26,6 +26,7 @@ from specter_sim.policies.catalogue import DepthInfo, EvictionInfo, PrefetchInfo
 from specter_sim.policies.state import State, list_of, new_state
 from specter_sim.setup.memory import (
     check_slots,
+    device_note,
     draft_bits,
     machine_of,
     memory_plan,
@@ -137,7 +138,12 @@ def resolve(config: RunConfig) -> Setup:
         prefetch_memory(prefetch, params["prefetch"], costs),
         depth_memory(depth, params["depth"], unions, shape, machine, costs, text.context),
     )
-    notes = (*text_notes(config, text, drafts), sizes.note, host_note(plan, machine.host))
+    notes = (
+        *text_notes(config, text, drafts),
+        sizes.note,
+        device_note(plan, machine),
+        host_note(plan, machine.host),
+    )
     return Setup(
         config,
         text,

@@ -42,7 +42,7 @@ class Cluster:
         self.processes: list[subprocess.Popen[bytes]] = []
         told = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--port", "0", "--scheduler-file", str(told))
-        _wait(told.exists)
+        _wait(lambda: _is_document(told))
         self.address: str = json.loads(told.read_text())["address"]
         self.workers = [self.new_worker(), self.new_worker()]
         with self.client() as client:
@@ -75,6 +75,15 @@ class Cluster:
 def environment() -> dict[str, str]:
     path = os.pathsep.join(path for path in sys.path if path)
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def _is_document(path: Path) -> bool:
+    """Whether a file that another process writes in place is there, to its end."""
+    try:
+        json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _wait(happened: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specter_sim.report.markup import Html, element, join, paragraph
-from specter_sim.report.plots import MOST_POLICIES, pareto
+from specter_sim.report.plots import leading_policies, pareto
 from specter_sim.report.rows import Row, depth_label, policy_label
 from specter_sim.report.tables import METRIC_COLUMNS
 from specter_sim.units import format_bytes, format_time
@@ -40,7 +40,7 @@ def pareto_figure(places: Sequence[tuple[str, Sequence[Row]]], keys: Sequence[st
     rows = [row for _, group in places for row in group]
     memory = linear_scale([float(row["device_bytes"]) for row in rows], LEFT, WIDTH - RIGHT)
     tpot = log_scale([float(row["tpot_s"]) for row in rows], HEIGHT - BOTTOM, TOP)
-    labels = leading_policies([group for _, group in places], keys)
+    labels = leading_policies(rows, (group for _, group in places), keys)
     panels = [
         element("figure", element("figcaption", title), _panel(group, keys, labels, memory, tpot))
         for title, group in places
@@ -52,14 +52,6 @@ def pareto_figure(places: Sequence[tuple[str, Sequence[Row]]], keys: Sequence[st
         role="status",
     )
     return join([_shapes(), element("div", *panels, class_="panels"), told, _legend(labels)])
-
-
-def leading_policies(places: Sequence[Sequence[Row]], keys: Sequence[str]) -> list[str]:
-    """The policies that are told apart: those on a front, then those with the least TPOT."""
-    on_fronts = [row for group in places for row in pareto(group)]
-    by_tpot = sorted((row for group in places for row in group), key=lambda row: row["tpot_s"])
-    labels = dict.fromkeys(policy_label(row, keys) for row in [*on_fronts, *by_tpot])
-    return list(labels)[:MOST_POLICIES]
 
 
 def linear_scale(values: Sequence[float], start: float, end: float) -> Scale:

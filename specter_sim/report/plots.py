@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def tpot_against_slots(rows: Sequence[Row], date: str) -> Figure | None:
         return None
     figure, axes, shown = _panels(rows)
     keys = varying(rows)
-    labels = _leading_labels(rows, keys)
+    labels = leading_policies(rows, _panel_rows(rows), keys)
     for axis, panel in zip(axes, shown, strict=True):
         for index, label in enumerate(labels):
             line = _least_by_slots(row for row in panel if policy_label(row, keys) == label)
@@ -121,7 +121,7 @@ def pareto_front(rows: Sequence[Row], date: str) -> Figure | None:
     """TPOT and device memory of every row, and the rows that none beats in both."""
     figure, axes, shown = _panels(rows)
     keys = varying(rows)
-    labels = _leading_labels(rows, keys)
+    labels = leading_policies(rows, _panel_rows(rows), keys)
     size_bytes, unit = _memory_unit(rows)
     for axis, panel in zip(axes, shown, strict=True):
         front = pareto(panel)
@@ -254,12 +254,18 @@ def _draw_point(axis: Axes, row: Row, label: str, labels: Sequence[str], size_by
     )
 
 
-def _leading_labels(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    """The policies that are told apart: those on a Pareto front, then by their least TPOT."""
-    fronts = (pareto(panel) for _, panel in panels(rows, MOST_PANELS))
+def leading_policies(
+    rows: Sequence[Row], places: Iterable[Sequence[Row]], keys: Sequence[str]
+) -> list[str]:
+    """The policies told apart: those on the front of a place, then those with the least TPOT."""
+    on_fronts = (row for place in places for row in pareto(place))
     by_tpot = sorted(rows, key=lambda row: float(row["tpot_s"]))
-    leading = [*(row for front in fronts for row in front), *by_tpot]
-    return list(dict.fromkeys(policy_label(row, keys) for row in leading))[:MOST_POLICIES]
+    labels = dict.fromkeys(policy_label(row, keys) for row in [*on_fronts, *by_tpot])
+    return list(labels)[:MOST_POLICIES]
+
+
+def _panel_rows(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    return (panel for _, panel in panels(rows, MOST_PANELS))
 
 
 def _least_by_slots(rows: Iterable[Row]) -> list[tuple[float, float]]:

@@ -119,11 +119,12 @@ class SleepingModel:
             routes = self._routes.draft[self._position + step - 1]
             yield DraftStep(step, routes, self._device.now() - began_s)
 
-    def begin_verify(self) -> None:
-        pass
+    def target_pass(self, visit: Callable[[int], object]) -> None:
+        for layer in range(self.layers):
+            self._device.compute(2e-4)
+            visit(layer)
 
     def route(self, layer: int) -> Sequence[int]:
-        self._device.compute(2e-4)
         rows = self._routes.target[self._position : self._position + self._tokens]
         return sorted({expert for row in rows for expert in row[layer]})
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specter_runtime.experts import ExpertLayer, recording
+from specter_runtime.experts import ExpertLayer
+from specter_runtime.routes import recording
 
 
 class BlockInputs:

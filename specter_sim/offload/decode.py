@@ -122,11 +122,13 @@ def run_layers(
     model: Model, device: Device, offloader: Offloader, grouped: bool, stalls: list[Stall]
 ) -> int:
     """One target forward through the MoE layers; returns the experts demanded."""
-    model.begin_verify()
-    demands = 0
-    for layer in range(model.layers):
-        demands += verify_layer(model, device, offloader, layer, grouped, stalls)
-    return demands
+    demands = []
+
+    def visit(layer: int) -> None:
+        demands.append(verify_layer(model, device, offloader, layer, grouped, stalls))
+
+    model.target_pass(visit)
+    return sum(demands)
 
 
 def verify_layer(

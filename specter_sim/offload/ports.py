@@ -58,11 +58,13 @@ class Model(Protocol):
     def draft(self, depth: int) -> Iterator[DraftStep]:
         """Draft ``depth`` tokens; after each forward, yield where it routed."""
 
-    def begin_verify(self) -> None:
-        """What a target forward does before its first MoE layer."""
+    def target_pass(self, visit: Callable[[int], object]) -> None:
+        """One target forward over the window; ``visit(layer)`` between the router and the experts
+        of every MoE layer, in order. ``route``, ``hints`` and ``run`` are called from there.
+        """
 
     def route(self, layer: int) -> Sequence[int]:
-        """Attention and router of one layer; the union of experts the window needs, ascending."""
+        """The union of experts the window needs in the visited layer, ascending."""
 
     def hints(self, layer: int) -> Sequence[int]:
         """Experts that the next layer's gate expects; empty when nobody uses them."""

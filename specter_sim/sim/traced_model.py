@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,6 @@ class TracedModel:
         self._position = self._last = 0
         self._begin = self._context = 0
         self._tokens = 1
-        self._layer_s = 0.0
         self._union: list[int] = []
         self.unions: list[list[int]] | None = None
 
@@ -112,13 +111,15 @@ class TracedModel:
             self._gpu.draft(seconds, f"draft {step}")
             yield DraftStep(step, self._routes.draft[self._position + step - 1], seconds)
 
-    def begin_verify(self) -> None:
-        """Time a layer once for the whole pass."""
-        self._layer_s = self._costs.layer_s(self._tokens, self._cached() + self._tokens)
+    def target_pass(self, visit: Callable[[int], object]) -> None:
+        """Every layer's attention and router, each followed by its visit."""
+        layer_s = self._costs.layer_s(self._tokens, self._cached() + self._tokens)
+        for layer in range(self._routes.layers):
+            self._gpu.compute(layer_s, f"layer {layer}")
+            visit(layer)
 
     def route(self, layer: int) -> Sequence[int]:
-        """Attention and router of one layer, then the union of the window's routes."""
-        self._gpu.compute(self._layer_s, f"layer {layer}")
+        """The union of the window's routes."""
         self._union = self._union_of(layer)
         if self.unions is not None:
             self.unions.append(self._union)

@@ -1,0 +1,236 @@
+"""Every routed expert's weights in host memory, each as one contiguous run that a load copies.
+
+A checkpoint keeps a layer's experts together, matrix by matrix. A load wants one expert's matrices
+together. The store rearranges them once, layer by layer, and takes the originals out of the model,
+so that the weights exist twice for one layer at most.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from specter_runtime.experts import ExpertLayer, expert_weights
+from specter_runtime.page_lock import PageLock
+from specter_traces.errors import SpecterError
+
+ALIGNMENT_BYTES = 64
+"""Runs and parts start at multiples of this: a cache line, and what wide loads like."""
+
+Watch = Callable[[int, int, dict[str, Tensor]], None]
+"""Told (layer, expert, weights) of each expert as it is stored; the tensors are the store's."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight matrix inside an expert's run, `offset` bytes from its start."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix, without padding."""
+        size = self.dtype.itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+    def view(self, run: Tensor) -> Tensor:
+        """The matrix inside `run`, an expert's bytes (uint8, 1-D); nothing is copied."""
+        data = run[self.offset : self.offset + self.nbytes]
+        return data.view(self.dtype).view(self.shape)
+
+
+class ExpertStore:
+    """Host memory of all routed experts: L layers, one buffer each, one run for each expert."""
+
+    def __init__(self, buffers: list[_LayerBuffer]) -> None:
+        """Use `take`, which fills the buffers."""
+        self._buffers = tuple(buffers)
+        self._lock: PageLock | None = None
+
+    @classmethod
+    def take(cls, layers: tuple[ExpertLayer, ...], watch: Watch | None = None) -> ExpertStore:
+        """Move the experts of `layers` here; their modules lose the weights, and keep the biases.
+
+        `watch` sees every expert just after it was stored. SpecterError, naming the weight, when
+        one is not finite, or when a layer's weights disagree about the number of experts; the
+        model is unusable then.
+        """
+        buffers = []
+        for index, layer in enumerate(layers):
+            buffer = _LayerBuffer(layer)
+            buffer.fill(layer, index, watch)
+            _remove(layer.experts)
+            buffers.append(buffer)
+        return cls(buffers)
+
+    @property
+    def layers(self) -> int:
+        """MoE layers, L."""
+        return len(self._buffers)
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """Experts of each layer."""
+        return tuple(buffer.experts for buffer in self._buffers)
+
+    @property
+    def parts(self) -> tuple[tuple[Part, ...], ...]:
+        """The matrices of an expert, for each layer."""
+        return tuple(buffer.parts for buffer in self._buffers)
+
+    @property
+    def expert_bytes(self) -> tuple[int, ...]:
+        """Bytes of one expert's run, padding included, for each layer: what a load copies."""
+        return tuple(buffer.expert_bytes for buffer in self._buffers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs together."""
+        return sum(buffer.experts * buffer.expert_bytes for buffer in self._buffers)
+
+    def address(self, layer: int, expert: int) -> int:
+        """Where the run of `expert` of `layer` starts: valid as long as the store lives."""
+        return self._run(layer, expert).data_ptr()
+
+    def weights(self, layer: int, expert: int) -> dict[str, Tensor]:
+        """The matrices of one expert by name, as views: writing to them breaks the checksum."""
+        run = self._run(layer, expert)
+        return {part.name: part.view(run) for part in self._buffers[layer].parts}
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """CRC-32 of the expert's weights as the model held them, part by part."""
+        self._run(layer, expert)
+        return self._buffers[layer].checksums[expert]
+
+    def verify(self) -> None:
+        """Read everything again; SpecterError naming the first expert that is not as loaded."""
+        for layer, buffer in enumerate(self._buffers):
+            for expert in range(buffer.experts):
+                found = _checksum(self.weights(layer, expert))
+                if found != buffer.checksums[expert]:
+                    raise SpecterError(
+                        f"expert {expert} of MoE layer {layer} ({buffer.name}) changed in host "
+                        f"memory since it was loaded (checksum {found:08x}, was "
+                        f"{buffer.checksums[expert]:08x}): load the model again"
+                    )
+
+    def lock_pages(self, limit_bytes: int | None = None) -> int:
+        """Page-lock up to `limit_bytes` (None: all), from the first layer on; bytes locked.
+
+        Never an error: less is locked where the system allows less. Called again, it starts anew.
+        """
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = PageLock()
+        for buffer in self._buffers:
+            wanted = buffer.memory.numel()
+            if limit_bytes is not None:
+                rest = (limit_bytes - self._lock.locked_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+                wanted = min(wanted, rest)
+            if self._lock.lock(buffer.memory.data_ptr(), wanted) < wanted:
+                break
+        return self._lock.locked_bytes
+
+    def close(self) -> None:
+        """Unlock pages and let go of the memory, which views handed out keep alive."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self._buffers = ()
+
+    def _run(self, layer: int, expert: int) -> Tensor:
+        if not (0 <= layer < self.layers and 0 <= expert < self._buffers[layer].experts):
+            raise IndexError(f"no expert {expert} in MoE layer {layer}")
+        return self._buffers[layer].run(expert)
+
+
+class _LayerBuffer:
+    """One layer's experts in one page-aligned buffer."""
+
+    def __init__(self, layer: ExpertLayer) -> None:
+        weights = expert_weights(layer.experts)
+        counts = {name: weight.shape[0] for name, weight in weights.items()}
+        if len(set(counts.values())) != 1:
+            raise SpecterError(
+                f"{layer.name} holds weights of different numbers of experts: {counts}"
+            )
+        self.name = layer.name
+        self.experts = next(iter(counts.values()))
+        self.parts, self.expert_bytes = _arrange(weights)
+        self.memory = _pages(self.experts * self.expert_bytes)
+        self.checksums: list[int] = []
+
+    def run(self, expert: int) -> Tensor:
+        """The bytes of one expert."""
+        start = expert * self.expert_bytes
+        return self.memory[start : start + self.expert_bytes]
+
+    def fill(self, layer: ExpertLayer, index: int, watch: Watch | None) -> None:
+        """Copy every expert of `layer` here, keeping the checksum of what was copied from."""
+        weights = expert_weights(layer.experts)
+        for expert in range(self.experts):
+            run = self.run(expert)
+            sources = {name: weight.detach()[expert] for name, weight in weights.items()}
+            stored = {part.name: part.view(run) for part in self.parts}
+            for name, source in sources.items():
+                _require_finite(source, layer, name, expert)
+                stored[name].copy_(source)
+            self.checksums.append(_checksum(sources))
+            if watch is not None:
+                watch(index, expert, stored)
+
+
+def _arrange(weights: dict[str, nn.Parameter]) -> tuple[tuple[Part, ...], int]:
+    """The parts of one expert's run, and the run's bytes."""
+    parts: list[Part] = []
+    end = 0
+    for name, weight in weights.items():
+        part = Part(name, tuple(weight.shape[1:]), weight.dtype, end)
+        parts.append(part)
+        end = _aligned(part.offset + part.nbytes)
+    assert all(first.offset + first.nbytes <= second.offset for first, second in pairwise(parts))
+    return tuple(parts), end
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _pages(size: int) -> Tensor:
+    """Zeroed memory that shares no page with anything else, and goes back whole when dropped."""
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _checksum(weights: dict[str, Tensor]) -> int:
+    value = 0
+    for weight in weights.values():
+        data = weight.contiguous().view(-1).view(torch.uint8)
+        value = zlib.crc32(data.numpy().data, value)
+    return value
+
+
+def _require_finite(weight: Tensor, layer: ExpertLayer, name: str, expert: int) -> None:
+    """A sum would hide nothing either, but may overflow: the extremes show NaN and infinity."""
+    if weight.dtype.is_floating_point and not torch.stack(weight.aminmax()).isfinite().all():
+        raise SpecterError(
+            f"{layer.name}.{name} holds NaN or infinity in expert {expert}: "
+            "copy the checkpoint again"
+        )
+
+
+def _remove(experts: nn.Module) -> None:
+    """Free the weights: once out of the module nothing refers to them."""
+    for name in expert_weights(experts):
+        del experts._parameters[name]

@@ -15,10 +15,12 @@ from toy_checkpoints import TOYS, VOCABULARY, Toy, make, write
 
 from specter_runtime.capture import CaptureSettings, Recorder, accept_probability, count_flips
 from specter_runtime.checkpoint import Checkpoint, open_checkpoint
-from specter_runtime.continuation import Sampling, continue_prompt
-from specter_runtime.experts import DraftExperts, expert_weights, install
+from specter_runtime.continuation import continue_prompt
+from specter_runtime.draft_swap import DraftExperts
+from specter_runtime.experts import expert_weights, install
 from specter_runtime.prompts import Passage
 from specter_runtime.quantizer import parse
+from specter_runtime.sampling import Sampling
 from specter_traces import Decoding, SpecterError, Trace, UsageError, statistics, validate
 
 TEXTS = (
@@ -263,7 +265,7 @@ def test_sampled_text_depends_on_seed_and_index_alone() -> None:
     model = toy_checkpoint("qwen3-moe").model
 
     def text(seed: int, index: int) -> list[int]:
-        return continue_prompt(model, [3, 4, 5], 12, Sampling(1.0, 0.95, seed), index)
+        return continue_prompt(model, [3, 4, 5], 12, Sampling(top_p=0.95, seed=seed), index)
 
     first = text(0, 0)
     assert text(0, 0) == first and len(first) == 12
@@ -286,18 +288,9 @@ def test_greedy_tokens_that_one_pass_chooses_otherwise_are_counted() -> None:
     assert count_flips([1, 2, 3, 5], 1, best) == 2
 
 
-def test_temperature_and_top_p_shape_the_distribution() -> None:
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    cut = Sampling(1.0, 0.7).shape(logits).softmax(-1)
-    assert cut.tolist() == [pytest.approx([0.625, 0.375, 0, 0])]
-    sharp = Sampling(0.5).shape(logits).softmax(-1)
-    squares = np.array([0.25, 0.09, 0.0225, 0.0025])
-    assert sharp[0].tolist() == pytest.approx((squares / squares.sum()).tolist())
-
-
 def test_sampled_tokens_follow_the_stated_distribution() -> None:
     model = toy_checkpoint("mixtral").model
-    sampling = Sampling(1.0, 0.5)
+    sampling = Sampling(top_p=0.5)
     with torch.inference_mode():
         logits = model(torch.tensor([[3, 4, 5]]), use_cache=False).logits[0, -1]
     stated = sampling.shape(logits).softmax(-1)

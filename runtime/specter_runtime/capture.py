@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specter_runtime.checkpoint import Checkpoint
-from specter_runtime.continuation import Sampling, continue_prompt
-from specter_runtime.experts import DraftExperts, Route, install, recording
+from specter_runtime.continuation import continue_prompt
+from specter_runtime.draft_swap import DraftExperts
+from specter_runtime.experts import install
 from specter_runtime.next_layer_gate import BlockInputs
 from specter_runtime.prompts import Passage
 from specter_runtime.quantizer import DraftCode
+from specter_runtime.routes import Route, recording
+from specter_runtime.sampling import Sampling
 from specter_traces import (
     Decoding,
     DraftInfo,
@@ -249,10 +252,7 @@ class Recorder:
         return DraftInfo(code.name, code.bits, kind, code.group_size)
 
     def _all_notes(self) -> tuple[str, ...]:
-        sampling = self._settings.sampling
-        distribution = (
-            f"accept_prob at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
-        )
+        distribution = f"accept_prob at {self._settings.sampling.describe()}"
         counts = sorted({layer.num_experts for layer in self._layers})
         uneven = [f"layers have {counts} experts"] if len(counts) > 1 else []
         flips = [
@@ -268,8 +268,8 @@ def accept_probability(target: Tensor, draft: Tensor, sampling: Sampling) -> Ten
     """
     parts = [
         torch.minimum(
-            sampling.shape(target[start : start + _ROWS_AT_ONCE]).softmax(-1),
-            sampling.shape(draft[start : start + _ROWS_AT_ONCE]).softmax(-1),
+            sampling.probabilities(target[start : start + _ROWS_AT_ONCE]),
+            sampling.probabilities(draft[start : start + _ROWS_AT_ONCE]),
         ).sum(-1)
         for start in range(0, len(target), _ROWS_AT_ONCE)
     ]

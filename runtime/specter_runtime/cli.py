@@ -123,13 +123,13 @@ def _settings(
     max_tokens: int,
 ) -> CaptureSettings:
     from specter_runtime.capture import CaptureSettings
-    from specter_runtime.continuation import Sampling
     from specter_runtime.quantizer import parse
+    from specter_runtime.sampling import Sampling
 
     return CaptureSettings(
         draft=parse(draft, group_size),
         decoding=decoding,
-        sampling=Sampling(temperature, top_p, seed),
+        sampling=Sampling(temperature, top_p=top_p, seed=seed),
         new_tokens=new_tokens,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,

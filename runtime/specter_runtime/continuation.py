@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -14,35 +12,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from specter_traces import UsageError
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn; `accept_prob` of a trace is over the same distribution."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """UsageError for a temperature or top-p from which nothing can be drawn."""
-        if not self.temperature > 0:
-            raise UsageError(
-                f"temperature must be above 0, got {self.temperature}: for greedy use --greedy"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top-p must be above 0 and at most 1, got {self.top_p}")
-
-    def shape(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] of the distribution that is sampled: temperature, then top-p."""
-        scaled = logits.float() / self.temperature
-        if self.top_p == 1:
-            return scaled
-        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        dropped = (before >= self.top_p).gather(-1, order.argsort(-1))
-        return scaled.masked_fill(dropped, float("-inf"))
+from specter_runtime.sampling import Sampling
 
 
 def continue_prompt(
@@ -82,7 +52,7 @@ def continue_prompt(
 
 
 class _Shape(LogitsProcessor):
-    """Our one definition of temperature and top-p, inside transformers' generation."""
+    """Our one definition of the sampled distribution, inside transformers' generation."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling

@@ -1,0 +1,4 @@
+// How a function of the C interface is declared.
+#pragma once
+
+#define SPECTER_API extern "C" __attribute__((visibility("default")))

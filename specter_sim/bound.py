@@ -30,6 +30,35 @@ def least_loads(unions: Sequence[Sequence[int]], slots: int, resident: Iterable[
     return count_least_loads(ids, ends, len(unions), slots, bound, kept, *work)
 
 
+def least_loads_of_run(
+    unions: Sequence[Sequence[int]],
+    slots: Sequence[int],
+    layers: int,
+    experts: int,
+    resident: Iterable[int],
+) -> int:
+    """The fewest loads of a whole run.
+
+    Args:
+        unions: ids in the layer, one list per window and layer, layers innermost.
+        slots: of each layer, or one pool for all.
+        resident: flat indices that are on the device at the start.
+    """
+    resident = list(resident)
+    if len(slots) == 1 and layers > 1:
+        flat = [
+            [place % layers * experts + expert for expert in union]
+            for place, union in enumerate(unions)
+        ]
+        return least_loads(flat, slots[0], resident)
+    total = 0
+    for layer in range(layers):
+        base = layer * experts
+        here = [index - base for index in resident if base <= index < base + experts]
+        total += least_loads(unions[layer::layers], slots[layer], here)
+    return total
+
+
 def count_least_loads(
     ids: Sequence[int],
     ends: Sequence[int],

@@ -18,7 +18,7 @@ from specter_sim.offload.decode import StallCause
 from specter_sim.policies.own import is_own
 from specter_sim.results import Result
 from specter_sim.setup import Setup
-from specter_sim.sim.account import COUNTED, Decoded, summarize
+from specter_sim.sim.account import COUNTED, Decoded, conditions_of, summarize
 from specter_sim.sim.profile import with_profiled_depth
 
 PROMPT_PHASE, TEXT_PHASE = 0, 1
@@ -73,7 +73,7 @@ def serve(setup: Setup, journal_entries: int = 0) -> tuple[Block, list[Decoded]]
 def summarize_block(setup: Setup, block: Block, requests: list[Decoded]) -> Result:
     """All metrics of a served block."""
     clock = block.arrays["clock"]
-    return summarize(setup, requests, float(clock[NOW]), float(clock[LINK_BUSY]))
+    return summarize(conditions_of(setup), requests, float(clock[NOW]), float(clock[LINK_BUSY]))
 
 
 def _decoded(

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specter_sim.hardware import ModelShape
 from specter_sim.policies.catalogue import EvictionInfo, PrefetchInfo, Scalar
 from specter_sim.policies.state import RESIDENT, State
 
@@ -17,20 +16,23 @@ def hot_set(
     eviction: EvictionInfo,
     params: Mapping[str, Scalar],
     popularity: NDArray[np.float64],
-    shape: ModelShape,
     slots: Sequence[int],
 ) -> NDArray[np.int64]:
-    """Flags [L*E] of the static hot set: popular experts, or the first layers when streaming."""
-    flags = np.zeros((shape.moe_layers, shape.num_experts), dtype=np.int64)
+    """Flags [L*E] of the static hot set: popular experts, or the first layers when streaming.
+
+    popularity: [L, E] uses.
+    """
+    layers, experts = popularity.shape
+    flags = np.zeros((layers, experts), dtype=np.int64)
     total = sum(slots)
     if prefetch.name == "stream":
-        resident_layers = max(0, (total - 2 * shape.num_experts) // shape.num_experts)
+        resident_layers = max(0, (total - 2 * experts) // experts)
         flags[:resident_layers] = 1
     elif eviction.name == "hot-lru":
-        for layer in range(shape.moe_layers):
+        for layer in range(layers):
             # Under one budget for all layers, each gets an even share of it.
-            slots_here = slots[layer] * shape.moe_layers if len(slots) > 1 else total
-            share = int(float(params["share"]) * slots_here / shape.moe_layers)
+            slots_here = slots[layer] * layers if len(slots) > 1 else total
+            share = int(float(params["share"]) * slots_here / layers)
             flags[layer, most_popular(popularity[layer], share)] = 1
     return flags.ravel()
 

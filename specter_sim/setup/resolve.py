@@ -37,6 +37,7 @@ from specter_sim.setup.residents import fill, hot_set
 from specter_sim.setup.rules import (
     check_policies,
     depth_memory,
+    expected_by_costs,
     params_of,
     policies_of,
     prefetch_memory,
@@ -135,8 +136,12 @@ def resolve(config: RunConfig) -> Setup:
         eviction.rule,
         prefetch.rule,
         depth.rule,
-        prefetch_memory(prefetch, params["prefetch"], costs),
-        depth_memory(depth, params["depth"], unions, shape, machine, costs, text.context),
+        prefetch_memory(prefetch, params["prefetch"], costs.load_bytes),
+        depth_memory(
+            depth,
+            params["depth"],
+            lambda most: expected_by_costs(most, unions, shape, machine, costs, text.context),
+        ),
     )
     notes = (
         *text_notes(config, text, drafts),
@@ -157,7 +162,7 @@ def resolve(config: RunConfig) -> Setup:
         prefetch,
         depth,
         params,
-        hot_set(prefetch, eviction, params["eviction"], text.popularity, shape, slots),
+        hot_set(prefetch, eviction, params["eviction"], text.popularity, slots),
         rules,
         tuple(note for note in notes if note),
     )

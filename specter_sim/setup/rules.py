@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from specter_sim.config import RunConfig
@@ -105,36 +106,62 @@ def check_policies(
 
 
 def prefetch_memory(
-    info: PrefetchInfo, params: Mapping[str, Scalar], costs: Costs
+    info: PrefetchInfo, params: Mapping[str, Scalar], load_bytes: int
 ) -> tuple[float, ...]:
     """What the prefetch rule starts a request with."""
     if info.name == "paper":
-        return tuple(paper_planner.new_memory(float(costs.load_bytes)))
+        return tuple(paper_planner.new_memory(float(load_bytes)))
     return tuple(float(value) for value in params.values())
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """What windows are expected to take, by depth 0 and up: where a governor starts from.
+
+    Attributes:
+        draft_s, verify_s: seconds of the draft, and of the verify pass's compute.
+        demands: experts demanded over all layers.
+        load_s: seconds of one load on the link.
+    """
+
+    draft_s: Sequence[float]
+    verify_s: Sequence[float]
+    demands: Sequence[float]
+    load_s: float
+
+
 def depth_memory(
-    info: DepthInfo,
-    params: Mapping[str, Scalar],
+    info: DepthInfo, params: Mapping[str, Scalar], expect: Callable[[int], Expectation]
+) -> tuple[float, ...]:
+    """What the depth rule starts with; ``expect(most)`` answers for depths 0 to ``most``."""
+    if is_own(info.name):
+        return tuple(float(value) for value in params.values())
+    if info.name != "governor":
+        return (float(params.get("depth", 0)),)
+    e = expect(int(params["most"]))
+    return tuple(
+        governor.new_memory(e.draft_s, e.verify_s, e.demands, e.load_s, int(params["probe"]))
+    )
+
+
+def expected_by_costs(
+    most: int,
     unions: Sequence[float],
     shape: ModelShape,
     machine: Machine,
     costs: Costs,
     context: int,
-) -> tuple[float, ...]:
-    """What the depth rule starts with; ``unions`` are experts a layer needs, by depth."""
-    if is_own(info.name):
-        return tuple(float(value) for value in params.values())
-    if info.name != "governor":
-        return (float(params.get("depth", 0)),)
-    depths = range(int(params["most"]) + 1)
-    draft_s = [depth * costs.draft_step_s(context) for depth in depths]
-    verify_s = [
-        shape.moe_layers * costs.layer_s(depth + 1, context)
-        + shape.moe_layers * costs.experts_s(round(unions[depth]), (depth + 1) * shape.top_k)
-        + costs.fixed_s(depth + 1, context)
-        for depth in depths
-    ]
-    demands = [shape.moe_layers * unions[depth] for depth in depths]
-    load_s = machine.link.copy_s(costs.load_bytes)
-    return tuple(governor.new_memory(draft_s, verify_s, demands, load_s, int(params["probe"])))
+) -> Expectation:
+    """By the cost model; ``unions`` are experts a layer needs, by depth."""
+    layers, depths = shape.moe_layers, range(most + 1)
+    return Expectation(
+        [depth * costs.draft_step_s(context) for depth in depths],
+        [
+            layers * costs.layer_s(depth + 1, context)
+            + layers * costs.experts_s(round(unions[depth]), (depth + 1) * shape.top_k)
+            + costs.fixed_s(depth + 1, context)
+            for depth in depths
+        ],
+        [layers * unions[depth] for depth in depths],
+        machine.link.copy_s(costs.load_bytes),
+    )

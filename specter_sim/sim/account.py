@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specter_sim.hardware import MemoryPlan
 from specter_sim.offload.decode import StallCause
 from specter_sim.policies.state import (
     DEMAND_LOADS,
@@ -80,15 +81,44 @@ class Decoded:
         return float(self.window_ended_s[-1]) - self.start_s
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """What a run's metrics need to know of it beyond what happened.
+
+    Attributes:
+        load_bytes: bytes of one load.
+        link_bytes_per_s: what the link moves at most; its bound.
+    """
+
+    plan: MemoryPlan
+    load_bytes: float
+    link_bytes_per_s: float
+    synthetic: bool = False
+    assumed_draft: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def conditions_of(setup: Setup) -> Conditions:
+    """The conditions of a simulated run."""
+    return Conditions(
+        setup.plan,
+        setup.costs.load_bytes,
+        min(setup.machine.link.bytes_per_s, setup.machine.host.memory_bytes_per_s),
+        setup.trace.header.synthetic,
+        setup.trace.header.assumed_draft,
+        setup.notes,
+    )
+
+
 def summarize(
-    setup: Setup, requests: Sequence[Decoded], run_s: float, link_busy_s: float
+    conditions: Conditions, requests: Sequence[Decoded], run_s: float, link_busy_s: float
 ) -> Result:
     """All metrics over all requests."""
     counts = {name: sum(request.counts[name] for request in requests) for name in COUNTED}
     tokens = sum(int(request.committed.sum()) for request in requests)
     decode_s = sum(request.decode_s for request in requests)
-    bound_s, resource = _bound(setup, requests)
-    plan = setup.plan
+    bound_s, resource = _bound(conditions, requests)
+    plan = conditions.plan
     return Result(
         **_latencies(requests, tokens),
         **_times(requests, run_s),
@@ -100,7 +130,7 @@ def summarize(
         **_speculation(requests, tokens),
         **counts,
         **_demands(counts),
-        **_bytes(counts, setup.costs.load_bytes, tokens),
+        **_bytes(counts, conditions.load_bytes, tokens),
         link_busy_s=link_busy_s,
         bound_s=bound_s,
         bound_resource=resource,
@@ -113,9 +143,9 @@ def summarize(
         buffer_bytes=plan.buffer_bytes,
         slots_per_layer=plan.slots_per_layer,
         host_bytes=plan.host_bytes,
-        synthetic=setup.trace.header.synthetic,
-        assumed_draft=setup.trace.header.assumed_draft,
-        notes=setup.notes,
+        synthetic=conditions.synthetic,
+        assumed_draft=conditions.assumed_draft,
+        notes=conditions.notes,
     )
 
 
@@ -180,7 +210,7 @@ def _demands(counts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _bytes(counts: dict[str, int], load_bytes: int, tokens: int) -> dict[str, Any]:
+def _bytes(counts: dict[str, int], load_bytes: float, tokens: int) -> dict[str, Any]:
     """Bytes over the link per committed token: loads x bytes per load."""
     by_kind = {
         "demand": counts["demand_loads"],
@@ -193,14 +223,13 @@ def _bytes(counts: dict[str, int], load_bytes: int, tokens: int) -> dict[str, An
     return {"bytes_per_token": loads * load_bytes / tokens, **split}
 
 
-def _bound(setup: Setup, requests: Sequence[Decoded]) -> tuple[float, str]:
+def _bound(conditions: Conditions, requests: Sequence[Decoded]) -> tuple[float, str]:
     """The larger of the link's and the GPU's unavoidable seconds, and whose they are.
 
     It holds for the windows that were decoded, whose depths it takes as given, and from the
     residents that decoding began with.
     """
     loads = sum(request.least_loads for request in requests)
-    rate = min(setup.machine.link.bytes_per_s, setup.machine.host.memory_bytes_per_s)
-    link_s = loads * setup.costs.load_bytes / rate
+    link_s = loads * conditions.load_bytes / conditions.link_bytes_per_s
     gpu_s = sum(request.least_compute_s for request in requests)
     return (link_s, "link") if link_s > gpu_s else (gpu_s, "gpu")

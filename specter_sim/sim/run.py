@@ -12,7 +12,7 @@ from specter_sim.offload.offloader import Offloader
 from specter_sim.policies.state import ABSENT
 from specter_sim.results import Result, Span
 from specter_sim.setup import Request, Setup
-from specter_sim.sim.account import counts_of, summarize
+from specter_sim.sim.account import conditions_of, counts_of, summarize
 from specter_sim.sim.device import SimDevice
 from specter_sim.sim.gpu import Gpu
 from specter_sim.sim.host import HostMemory
@@ -74,7 +74,7 @@ class World:
             decoded_of(self.setup, request, done)
             for request, done in zip(self.setup.requests, served, strict=True)
         ]
-        result = summarize(self.setup, requests, self.device.now(), self.link.busy_s)
+        result = summarize(conditions_of(self.setup), requests, self.device.now(), self.link.busy_s)
         journals = tuple(self._journals or ())
         return Run(result, tuple(served), self.offloader, journals)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specter_sim.bound import least_loads
+from specter_sim.bound import least_loads_of_run
 from specter_sim.offload.decode import StallCause, Window
 from specter_sim.setup import Request, Setup
 from specter_sim.sim.account import Decoded
@@ -34,6 +34,21 @@ class Served:
 
 def decoded_of(setup: Setup, request: Request, served: Served) -> Decoded:
     """The request's windows as arrays, and the loads no schedule could have avoided."""
+    return decoded(
+        served,
+        least_loads_of_run(
+            served.unions,
+            setup.slots,
+            setup.shape.moe_layers,
+            setup.shape.num_experts,
+            served.resident,
+        ),
+        _least_compute_s(setup, request, served),
+    )
+
+
+def decoded(served: Served, least_loads: int, least_compute_s: float) -> Decoded:
+    """A served request with its windows as arrays."""
     windows = served.windows
     stall_s = {cause: 0.0 for cause in StallCause}
     for window in windows:
@@ -50,8 +65,8 @@ def decoded_of(setup: Setup, request: Request, served: Served) -> Decoded:
         served.counts,
         served.draft_s,
         served.compute_s,
-        _least_loads(setup, served),
-        _least_compute_s(setup, request, served),
+        least_loads,
+        least_compute_s,
     )
 
 
@@ -70,19 +85,3 @@ def _least_compute_s(setup: Setup, request: Request, served: Served) -> float:
         seconds += costs.fixed_s(tokens, cached)
         cached += window.outcome.accepted + 1
     return seconds
-
-
-def _least_loads(setup: Setup, served: Served) -> int:
-    layers, experts = setup.shape.moe_layers, setup.shape.num_experts
-    if len(setup.slots) == 1 and layers > 1:
-        flat = [
-            [place % layers * experts + expert for expert in union]
-            for place, union in enumerate(served.unions)
-        ]
-        return least_loads(flat, setup.slots[0], served.resident)
-    total = 0
-    for layer in range(layers):
-        base = layer * experts
-        here = [index - base for index in served.resident if base <= index < base + experts]
-        total += least_loads(served.unions[layer::layers], setup.slots[layer], here)
-    return total

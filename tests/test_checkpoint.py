@@ -94,7 +94,7 @@ def test_settings_for_generation_in_a_checkpoint_are_ignored(folder: Path) -> No
     assert (config.temperature, config.top_k, config.eos_token_id) == (None, None, [7, 8])
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
 def test_quantized_checkpoints_are_refused_by_name(folder: Path, method: str) -> None:
     edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
     with pytest.raises(UsageError, match=rf"is quantized \({method.upper()}\)"):
@@ -155,7 +155,7 @@ def test_a_quantization_scale_is_never_dropped(folder: Path) -> None:
 def test_a_truncated_file_is_one_clear_error(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(SpecterError, match="transformers cannot load"):
+    with pytest.raises(UsageError, match=r"no whole safetensors file \(it should be"):
         open_checkpoint(str(folder))
 
 

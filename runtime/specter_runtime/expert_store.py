@@ -62,9 +62,8 @@ class ExpertStore:
     def take(cls, layers: tuple[ExpertLayer, ...], watch: Watch | None = None) -> ExpertStore:
         """Move the experts of `layers` here; their modules lose the weights, and keep the biases.
 
-        `watch` sees every expert just after it was stored. SpecterError, naming the weight, when
-        one is not finite, or when a layer's weights disagree about the number of experts; the
-        model is unusable then.
+        `watch` sees every expert just after it was stored. SpecterError when a layer's weights
+        disagree about the number of experts; the model is unusable then.
         """
         buffers = []
         for index, layer in enumerate(layers):
@@ -101,16 +100,16 @@ class ExpertStore:
 
     def address(self, layer: int, expert: int) -> int:
         """Where the run of `expert` of `layer` starts: valid as long as the store lives."""
-        return self._run(layer, expert).data_ptr()
+        return self.run(layer, expert).data_ptr()
 
     def weights(self, layer: int, expert: int) -> dict[str, Tensor]:
         """The matrices of one expert by name, as views: writing to them breaks the checksum."""
-        run = self._run(layer, expert)
+        run = self.run(layer, expert)
         return {part.name: part.view(run) for part in self._buffers[layer].parts}
 
     def checksum(self, layer: int, expert: int) -> int:
         """CRC-32 of the expert's weights as the model held them, part by part."""
-        self._run(layer, expert)
+        self.run(layer, expert)
         return self._buffers[layer].checksums[expert]
 
     def verify(self) -> None:
@@ -149,7 +148,8 @@ class ExpertStore:
             self._lock = None
         self._buffers = ()
 
-    def _run(self, layer: int, expert: int) -> Tensor:
+    def run(self, layer: int, expert: int) -> Tensor:
+        """The bytes of one expert, uint8, as a load copies them; IndexError when there is none."""
         if not (0 <= layer < self.layers and 0 <= expert < self._buffers[layer].experts):
             raise IndexError(f"no expert {expert} in MoE layer {layer}")
         return self._buffers[layer].run(expert)
@@ -184,7 +184,6 @@ class _LayerBuffer:
             sources = {name: weight.detach()[expert] for name, weight in weights.items()}
             stored = {part.name: part.view(run) for part in self.parts}
             for name, source in sources.items():
-                _require_finite(source, layer, name, expert)
                 stored[name].copy_(source)
             self.checksums.append(_checksum(sources))
             if watch is not None:
@@ -219,15 +218,6 @@ def _checksum(weights: dict[str, Tensor]) -> int:
         data = weight.contiguous().view(-1).view(torch.uint8)
         value = zlib.crc32(data.numpy().data, value)
     return value
-
-
-def _require_finite(weight: Tensor, layer: ExpertLayer, name: str, expert: int) -> None:
-    """A sum would hide nothing either, but may overflow: the extremes show NaN and infinity."""
-    if weight.dtype.is_floating_point and not torch.stack(weight.aminmax()).isfinite().all():
-        raise SpecterError(
-            f"{layer.name}.{name} holds NaN or infinity in expert {expert}: "
-            "copy the checkpoint again"
-        )
 
 
 def _remove(experts: nn.Module) -> None:

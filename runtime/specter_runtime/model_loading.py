@@ -1,0 +1,242 @@
+"""Filling a transformers model from a checkpoint's tensors, read one by one.
+
+transformers knows every layout of weights, and takes any state dict. Ours holds tensors that are
+read when their turn comes. So memory holds the model and the layer that is being rearranged, and
+what the config describes is compared with what the files hold before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils.quantization_config import Mxfp4Config
+
+from specter_runtime.weight_files import Source
+from specter_traces.errors import SpecterError, UsageError, printable, shown
+
+Progress = Callable[[int, int], None]
+"""Told (bytes read so far, bytes in all) after every tensor."""
+
+_SPARE_ELEMENTS = 1 << 24  # buffers that a model computes and no file holds
+_AGAIN = "copy the checkpoint again"
+
+
+def load_model(
+    folder: Path,
+    sources: Mapping[str, Source],
+    dtype: torch.dtype | None = None,
+    quantization: str = "",
+    progress: Progress | None = None,
+) -> PreTrainedModel:
+    """The model of the config in `folder` with the weights `sources`, all of them there and finite.
+
+    `dtype` is what to compute in, None for the config's own. `quantization` is "mxfp4" when
+    transformers has packed tensors to unpack. UsageError when the config describes another model
+    than the files hold, SpecterError when transformers fails or a weight is missing or not finite.
+    """
+    reading = _Reading(sources, progress)
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with _one_tensor_at_a_time():
+            skeleton = _skeleton(folder, reading.sources)
+            model, info = _fill(skeleton, reading, dtype, quantization)
+    except SpecterError:
+        raise
+    except Exception as error:  # broken configs fail anywhere in transformers, in any way
+        raise SpecterError(f"transformers cannot load {folder}: {reason(error)}") from error
+    reading.finish()
+    _require_whole(folder, info)
+    _require_finite(folder, model)
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an error of another library says, fit for a terminal."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return printable(lines[0])
+
+
+class _Reading:
+    """The checkpoint's tensors as transformers wants them: read one by one, and counted."""
+
+    def __init__(self, sources: Mapping[str, Source], progress: Progress | None) -> None:
+        self.sources = sources
+        self._progress = progress
+        self._total_bytes = sum(source.nbytes for source in sources.values())
+        self._read_bytes = 0
+
+    def tensors(self) -> dict[str, _Unread]:
+        """A state dict whose tensors are read when they are sliced."""
+        return {name: _Unread(source, self) for name, source in self.sources.items()}
+
+    def read(self, source: Source) -> Tensor:
+        """One tensor, and word of it."""
+        tensor = source.read()
+        self._read_bytes += source.nbytes
+        if self._progress is not None:
+            self._progress(self._read_bytes, self._total_bytes)
+        return tensor
+
+    def finish(self) -> None:
+        """Word of the end: tensors that the model has no use for are not read."""
+        if self._progress is not None and self._read_bytes != self._total_bytes:
+            self._progress(self._total_bytes, self._total_bytes)
+
+
+class _Unread:
+    """A tensor of a state dict that is read from its file when sliced with [...]."""
+
+    def __init__(self, source: Source, reading: _Reading) -> None:
+        self._source = source
+        self._reading = reading
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._source.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._source.shape)
+
+    def is_floating_point(self) -> bool:
+        return self._source.dtype.is_floating_point
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._reading.read(self._source)[item]
+
+
+@contextmanager
+def _one_tensor_at_a_time() -> Iterator[None]:
+    """Keep transformers from reading ahead, which would hold the checkpoint twice."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _skeleton(folder: Path, sources: Mapping[str, Source]) -> PreTrainedModel:
+    """The model that the config describes, without memory for its weights.
+
+    UsageError when the files cannot hold it: before anything large is allocated for it.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    _require_plausible(folder, config.to_dict(), sources)
+    # What computes attention and experts is chosen here: a name in a config may fetch code.
+    config._attn_implementation = config._experts_implementation = None
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, trust_remote_code=False
+        )
+    if hasattr(config, "quantization_config"):  # also when the model is only the text part
+        model.config.quantization_config = config.quantization_config
+    described = sum(value.numel() for value in (*model.parameters(), *model.buffers()))
+    held = sum(_elements(source) for source in sources.values())
+    if described > 2 * held + _SPARE_ELEMENTS:
+        raise UsageError(
+            f"{folder}/config.json describes {described:.4g} weights, the files hold {held:.4g}: "
+            f"{_AGAIN}"
+        )
+    return model
+
+
+def _elements(source: Source) -> int:
+    """Weights that a stored tensor stands for: MXFP4 packs two into a byte."""
+    length = math.prod(source.shape)
+    return 2 * length if source.dtype == torch.uint8 else length
+
+
+def _require_plausible(
+    folder: Path, config: Mapping[str, Any], sources: Mapping[str, Source]
+) -> None:
+    """Refuse numbers of layers and experts that no file of this size can hold.
+
+    Every layer has a tensor; every expert is a row of its router. Generous, as configs also carry
+    numbers of parts that are not loaded: it keeps a broken one from building modules for hours.
+    """
+    longest = max((max(source.shape, default=0) for source in sources.values()), default=0)
+    limits = {"layers?": max(1000, 4 * len(sources)), "experts": max(10_000, 4 * longest)}
+    for name, value in _numbers(config):
+        for word, limit in limits.items():
+            if re.fullmatch(rf"(n|num)_(\w+_)?{word}", name) and value > limit:
+                raise UsageError(
+                    f"{folder}/config.json says {name} = {shown(value)}, more than these files "
+                    f"can hold: {_AGAIN}"
+                )
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in config.items():
+        if isinstance(value, int):
+            yield name, value
+        elif isinstance(value, dict):
+            yield from _numbers(value)
+
+
+def _fill(
+    skeleton: PreTrainedModel, reading: _Reading, dtype: torch.dtype | None, quantization: str
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model like `skeleton` with the checkpoint's weights, and what transformers says of it."""
+    config: PreTrainedConfig = skeleton.config
+    options: dict[str, Any] = {}
+    if quantization == "mxfp4":
+        options["quantization_config"] = Mxfp4Config(dequantize=True)
+    elif hasattr(config, "quantization_config"):  # whatever was packed is unpacked already
+        del config.quantization_config
+    loader: Any = type(skeleton)
+    model, info = loader.from_pretrained(
+        None,
+        config=config,
+        state_dict=reading.tensors(),
+        dtype=dtype or "auto",
+        output_loading_info=True,
+        **options,
+    )
+    return model, info
+
+
+def _require_whole(folder: Path, info: dict[str, Any]) -> None:
+    """No parameter may keep a random value, no quantization scale be dropped."""
+    missing = sorted(info.get("missing_keys", ()))
+    mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))
+    scales = sorted(key for key in info.get("unexpected_keys", ()) if "scale" in key)
+    for keys, what in (
+        (missing, "has no weights for"),
+        (mismatched, "has weights of another shape for"),
+        (scales, "has quantization scales that would be ignored:"),
+    ):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise SpecterError(f"{folder} {what} {keys[0]}{more}: {_AGAIN}")
+
+
+def _require_finite(folder: Path, model: nn.Module) -> None:
+    """SpecterError naming the first weight that is NaN or infinite, in the file or once cast."""
+    for name, value in model.state_dict().items():
+        if not value.is_floating_point() or _is_finite(value):
+            continue
+        bad = [row for row in range(len(value)) if not _is_finite(value[row])] if value.ndim else []
+        where = f" (expert {bad[0]})" if value.ndim == 3 else ""
+        raise SpecterError(f"{folder} holds NaN or infinity in {name}{where}: {_AGAIN}")
+
+
+def _is_finite(value: Tensor) -> bool:
+    """The extremes show NaN and infinity, and need no memory as large as the tensor."""
+    return value.numel() == 0 or bool(torch.stack(value.aminmax()).isfinite().all())

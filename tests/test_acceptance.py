@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,6 +199,15 @@ def test_a_token_that_the_target_never_says_is_never_kept() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         assert accept_sampled([0], q, p, generator) == Choice(0, [1])
+
+
+def test_not_even_the_lowest_uniform_number_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowest(*_: object, **given: Any) -> Tensor:
+        return torch.zeros((1,), dtype=given.get("dtype"))
+
+    monkeypatch.setattr(torch, "rand", lowest)
+    p, q = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+    assert accept_sampled([0], q, p, torch.Generator()) == Choice(0, [1])
 
 
 def test_without_proposals_one_token_of_the_target() -> None:

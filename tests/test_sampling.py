@@ -68,7 +68,7 @@ def test_a_top_k_beyond_the_vocabulary_cuts_nothing() -> None:
 
 
 def test_the_lowest_temperature_is_greedy() -> None:
-    assert probabilities(Sampling(1e-30), LOGITS * 1e6) == [1, 0, 0, 0]
+    assert probabilities(Sampling(1e-36), LOGITS * 1e6 + 5e6) == [1, 0, 0, 0]
 
 
 def test_a_masked_token_has_no_probability() -> None:
@@ -114,6 +114,16 @@ def test_no_uniform_number_reaches_behind_the_last_token(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "rand", highest)
     assert draw(torch.tensor([0.3, 0.7, 0.0, 0.0]), torch.Generator()) == 1
+
+
+def test_the_lowest_uniform_number_draws_no_impossible_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lowest(*_: object, **__: object) -> Tensor:
+        return torch.tensor(0.0, dtype=torch.float64)
+
+    monkeypatch.setattr(torch, "rand", lowest)
+    assert draw(torch.tensor([0.0, 0.0, 0.7, 0.3]), torch.Generator()) == 2
 
 
 def test_the_same_seed_draws_the_same() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specter_runtime.experts import ExpertLayer, expert_weights
+from specter_runtime.freed_memory import give_back
 from specter_runtime.page_lock import PageLock
 from specter_traces.errors import SpecterError
 
@@ -70,6 +71,7 @@ class ExpertStore:
             buffer = _LayerBuffer(layer)
             buffer.fill(layer, index, watch)
             _remove(layer.experts)
+            give_back()
             buffers.append(buffer)
         return cls(buffers)
 
@@ -182,12 +184,12 @@ class _LayerBuffer:
         for expert in range(self.experts):
             run = self.run(expert)
             sources = {name: weight.detach()[expert] for name, weight in weights.items()}
-            stored = {part.name: part.view(run) for part in self.parts}
-            for name, source in sources.items():
-                stored[name].copy_(source)
+            for part in self.parts:
+                # One plain copy: torch's threads would wait for each other at every small matrix.
+                _data(part.view(run))[:] = _data(sources[part.name].contiguous())
             self.checksums.append(_checksum(sources))
             if watch is not None:
-                watch(index, expert, stored)
+                watch(index, expert, {part.name: part.view(run) for part in self.parts})
 
 
 def _arrange(weights: dict[str, nn.Parameter]) -> tuple[tuple[Part, ...], int]:
@@ -215,9 +217,13 @@ def _pages(size: int) -> Tensor:
 def _checksum(weights: dict[str, Tensor]) -> int:
     value = 0
     for weight in weights.values():
-        data = weight.contiguous().view(-1).view(torch.uint8)
-        value = zlib.crc32(data.numpy().data, value)
+        value = zlib.crc32(_data(weight.contiguous()), value)
     return value
+
+
+def _data(weight: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor."""
+    return memoryview(weight.view(-1).view(torch.uint8).numpy().data)
 
 
 def _remove(experts: nn.Module) -> None:

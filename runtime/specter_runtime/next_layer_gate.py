@@ -52,6 +52,17 @@ class BlockInputs:
         chosen = [_ask(later, self._states[early.index]) for early, later in pairwise(self._layers)]
         return torch.stack(chosen, 1)
 
+    def next_choice(self, layer: int) -> list[int]:
+        """Experts that layer+1 picks for what entered `layer` in the pass under way, ascending.
+
+        Empty after the last layer, and where the gate cannot be asked.
+        """
+        state = self._states.get(layer)
+        if self.obstacle is not None or state is None or layer + 1 >= len(self._layers):
+            return []
+        ids = _ask(self._layers[layer + 1], state)
+        return sorted(set(ids.flatten().tolist()))
+
     def _hook(self, layer: ExpertLayer) -> Any:
         def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = [*args, *kwargs.values()]

@@ -29,13 +29,14 @@ def ranked(ids: Tensor, weights: Tensor) -> Route:
 
 @contextmanager
 def recording(
-    layers: tuple[ExpertLayer, ...], *, compute: bool = True
+    layers: tuple[ExpertLayer, ...], *, compute: bool = True, repeated: bool = False
 ) -> Iterator[dict[int, Route]]:
     """Record the routes of the one pass that runs inside, by layer index.
 
     With `compute=False` the experts answer zeros: enough when only a router's choice is wanted.
+    SpecterError when a layer runs twice, unless `repeated` layers are fine; then the last counts.
     """
-    recorder = _Recorder(layers, compute)
+    recorder = _Recorder(layers, compute, repeated)
     with running(recorder):
         yield recorder.routes
 
@@ -43,15 +44,15 @@ def recording(
 class _Recorder:
     """The pass inside one `recording` block."""
 
-    def __init__(self, layers: tuple[ExpertLayer, ...], compute: bool) -> None:
+    def __init__(self, layers: tuple[ExpertLayer, ...], compute: bool, repeated: bool) -> None:
         self.routes: dict[int, Route] = {}
         self._layers = {id(layer.experts): layer.index for layer in layers}
-        self._compute = compute
+        self._compute, self._repeated = compute, repeated
 
     def experts(self, module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Record, then compute or answer zeros."""
         layer = self._layers.get(id(module))
-        if layer in self.routes:
+        if layer in self.routes and not self._repeated:
             raise SpecterError(
                 f"MoE layer {layer} ran twice in one pass: architectures that loop over their "
                 "layers cannot be captured"

@@ -30,6 +30,13 @@ def whole_trace(config: RunConfig, shape: ModelShape) -> Trace:
         tokens = max(LEAST_SYNTHETIC_TOKENS, 2 * config.trace.tokens)
         size = shape.moe_layers, shape.num_experts, shape.top_k
         return _synthesized(bundled_by_bits(bits), *size, tokens, config.trace.seed)
+    return named_trace(path, bits)
+
+
+def named_trace(path: str, bits: int | None) -> Trace:
+    """The trace called `path`: bundled, that of a draft of `bits` where there are several, or a
+    file. Raises UsageError when there is no such trace.
+    """
     if path == BUNDLED_FAMILY:
         return _bundled(bundled_by_bits(bits))
     if path in bundled_names():

@@ -1,0 +1,221 @@
+"""From a loaded checkpoint to everything a session needs before it has a device.
+
+Experts move into the host's store and are quantized on their way; what is left of the model is
+measured, and device memory is divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from specter_runtime.budget import Budget, Fixed, plan_budget
+from specter_runtime.calibrate import measured_expectation
+from specter_runtime.checkpoint import Checkpoint
+from specter_runtime.draft_weights import DraftWeights
+from specter_runtime.expert_store import ExpertStore
+from specter_runtime.experts import ExpertLayer, install
+from specter_runtime.live_model import Network
+from specter_runtime.live_rules import (
+    Policies,
+    live_policies,
+    live_rules,
+    live_state,
+    needs_popularity,
+)
+from specter_runtime.options import SessionOptions
+from specter_runtime.quantizer import parse
+from specter_runtime.survey import Survey, survey
+from specter_runtime.weight_table import stand_in
+from specter_sim.config import RunConfig
+from specter_sim.hardware import Link
+from specter_sim.offload.offloader import Rules
+from specter_sim.policies.state import State
+from specter_sim.setup.memory import machine_of, staging_slots
+from specter_sim.setup.rules import Expectation
+from specter_sim.setup.sources import named_trace
+from specter_traces.errors import UsageError
+from specter_traces.statistics import popularity
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model whose experts have moved out, with its memory plan and its rules' beginnings."""
+
+    checkpoint: Checkpoint
+    config: RunConfig
+    options: SessionOptions
+    policies: Policies
+    network: Network
+    store: ExpertStore
+    draft: DraftWeights | None
+    survey: Survey
+    budget: Budget
+    popularity: NDArray[np.float64]
+    notes: tuple[str, ...]
+
+    @property
+    def link(self) -> Link:
+        """The link that an emulated device is paced to."""
+        return machine_of(self.config).link
+
+    @property
+    def load_bytes(self) -> float:
+        """Bytes of one load: a mean, where layers have experts of different sizes."""
+        return self.store.nbytes / sum(self.store.experts)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether windows of more than one token are possible."""
+        return self.draft is not None and not self.survey.obstacle
+
+    def state(self) -> State:
+        """The device before the first request."""
+        groups, staging = self.budget.groups, self.budget.staging
+        top_k = self.survey.top_k
+        return live_state(self.config, self.policies, groups, staging, top_k, self.popularity)
+
+    def rules(self) -> Rules:
+        """The rules; a governor's expectation is measured now."""
+
+        def expect(most: int) -> Expectation:
+            assert self.draft is not None
+            load_s = self.link.copy_s(int(self.load_bytes))
+            sources, top_k = self.draft.sources(), self.survey.top_k
+            return measured_expectation(self.network, sources, top_k, load_s)(most)
+
+        return live_rules(self.policies, int(self.load_bytes), expect)
+
+
+def check_config(config: RunConfig) -> Policies:
+    """The policies of a configuration that can run live; UsageError for one that cannot."""
+    if config.experts.form != "plain":
+        raise UsageError(
+            f'experts.form = "{config.experts.form}" can be simulated, not run yet: '
+            'set experts.form = "plain"'
+        )
+    return live_policies(config)
+
+
+def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) -> Prepared:
+    """Move the experts of a loaded model into a store and plan its memory.
+
+    UsageError for a configuration that cannot run, or a budget that is too small.
+    """
+    policies = check_config(config)
+    layers = install(checkpoint.model)
+    found = survey(checkpoint.model, layers)
+    draft = None
+    if policies.drafts and not found.obstacle:
+        draft = DraftWeights(layers, parse(*_draft_code(config, options)))
+    store = ExpertStore.take(layers, None if draft is None else draft.add)
+    _check_layers(config, policies, store, checkpoint.name)
+    names = [[part.name for part in parts] for parts in store.parts]
+    network = Network(checkpoint.model, layers, stand_in(layers, names))
+    fixed = _fixed(checkpoint.model, layers, draft, store, found, policies, options)
+    staging = staging_slots(config)
+    budget = plan_budget(config.memory, staging, store, fixed, found.top_k, checkpoint.name)
+    notes = [_obstacle_note(found)] if policies.drafts and found.obstacle else []
+    if options.lock_bytes is not None:
+        notes.append(_lock(store, options.lock_bytes))
+    return Prepared(
+        checkpoint,
+        config,
+        options,
+        policies,
+        network,
+        store,
+        draft,
+        found,
+        budget,
+        _popularity(config, policies, store, checkpoint.name),
+        tuple(notes),
+    )
+
+
+def _draft_code(config: RunConfig, options: SessionOptions) -> tuple[str, int]:
+    """Name and group size of the draft's code."""
+    bits = config.experts.draft_bits
+    name = options.draft or ("int8" if bits == 8 else f"base{bits or 4}")
+    return name, config.experts.group_size
+
+
+def _fixed(
+    model: PreTrainedModel,
+    layers: tuple[ExpertLayer, ...],
+    draft: DraftWeights | None,
+    store: ExpertStore,
+    found: Survey,
+    policies: Policies,
+    options: SessionOptions,
+) -> Fixed:
+    deepest = policies.deepest if draft is not None else 0
+    context = options.context_tokens + deepest + 1
+    widest = context if found.obstacle else max(options.chunk_tokens, deepest + 1)
+    scratch = _activation_bytes(model, store, found.top_k, widest, deepest + 1)
+    return Fixed(
+        dense_bytes=found.dense_bytes,
+        draft_bytes=0 if draft is None else draft.nbytes,
+        kv_bytes=found.kv_bytes(context),
+        scratch_bytes=scratch + (0 if draft is None else draft.scratch_bytes),
+        context_tokens=options.context_tokens,
+    )
+
+
+def _activation_bytes(
+    model: PreTrainedModel, store: ExpertStore, top_k: int, tokens: int, verified: int
+) -> int:
+    """Activations of the widest pass: hidden states, a dense layer's, the experts', the logits."""
+    text = model.config.get_text_config()
+    hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
+    widest = max(int(weight.shape[0]) for weight in model.parameters() if weight.ndim == 2)
+    widest = min(widest, vocabulary - 1) if widest >= vocabulary else widest
+    expert = max(sum(max(part.shape) for part in parts) for parts in store.parts)
+    size = model.dtype.itemsize
+    per_token = 8 * hidden + 3 * min(widest, 8 * hidden) + top_k * (hidden + expert)
+    return tokens * per_token * size + verified * vocabulary * (size + 4)
+
+
+def _check_layers(config: RunConfig, policies: Policies, store: ExpertStore, name: str) -> None:
+    if len(set(store.experts)) == 1:
+        return
+    if policies.streams or config.memory.initial != "cold":
+        raise UsageError(
+            f"the MoE layers of {name} have {sorted(set(store.experts))} experts: streaming whole "
+            'layers and initial residents need equal layers; set memory.initial = "cold" and '
+            "another prefetch"
+        )
+
+
+def _popularity(
+    config: RunConfig, policies: Policies, store: ExpertStore, name: str
+) -> NDArray[np.float64]:
+    """Uses of every expert in the configured trace where a rule needs them, else zeros: [L, E]."""
+    shape = (store.layers, max(store.experts))
+    wanting = needs_popularity(config, policies)
+    if not wanting:
+        return np.zeros(shape)
+    uses = popularity(named_trace(config.trace.path, config.experts.draft_bits))
+    if uses.shape != shape:
+        raise UsageError(
+            f"{wanting} needs to know which experts of {name} are popular, and trace "
+            f'"{config.trace.path}" is of {uses.shape[0]} x {uses.shape[1]} experts, not '
+            f"{shape[0]} x {shape[1]}: capture a trace of this model and give trace.path"
+        )
+    return uses
+
+
+def _obstacle_note(found: Survey) -> str:
+    return (
+        f"no speculation: the cache cannot be rolled back ({found.obstacle}), so proposals could "
+        "not be taken back; decoding at depth 0"
+    )
+
+
+def _lock(store: ExpertStore, limit_bytes: int) -> str:
+    locked = store.lock_pages(limit_bytes)
+    share = locked / store.nbytes
+    return f"{share:.0%} of the experts' host memory is page-locked ({locked} B)"

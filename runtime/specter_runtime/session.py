@@ -1,0 +1,226 @@
+"""A model that is ready to decode: planned, scheduled, and measured as it goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import torch
+
+from specter_runtime.budget import Budget
+from specter_runtime.checkpoint import Checkpoint, open_checkpoint
+from specter_runtime.devices import DeviceKind, LiveDevice, make_copier
+from specter_runtime.live_model import LiveModel
+from specter_runtime.next_layer_gate import BlockInputs
+from specter_runtime.options import SessionOptions
+from specter_runtime.prepare import Prepared, check_config, prepare
+from specter_runtime.request import Request, check_request, stops_of
+from specter_runtime.sampling import Sampling
+from specter_runtime.slots import Slots
+from specter_runtime.stopwatch import Stopwatch
+from specter_sim.bound import least_loads_of_run
+from specter_sim.config import RunConfig
+from specter_sim.offload.decode import connect, decode_window, prefill
+from specter_sim.offload.journal import Journal
+from specter_sim.offload.offloader import Offloader
+from specter_sim.policies.state import State
+from specter_sim.results import Result, Span
+from specter_sim.sim.account import Conditions, Decoded, summarize
+from specter_sim.sim.served import Served, decoded
+from specter_traces.errors import SpecterError
+
+__all__ = ["Session", "SessionOptions"]
+
+
+class Session:
+    """One prepared model on one device. Requests are served one by one; residents stay."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        """Make the device. Initial residents are in their slots before the first request."""
+        self.prepared = prepared
+        self.spans: list[Span] = []
+        self.journals: list[Journal] = []
+        self._served: list[Served] = []
+        self._run_s = 0.0
+        self._peak_kv_bytes = 0
+        options, timeline = prepared.options, self.spans if prepared.options.timeline else None
+        budget = prepared.budget
+        self.slots = Slots(prepared.store, budget.groups, budget.staging, poison=options.poison)
+        self.device = LiveDevice(
+            make_copier(options.device, prepared.link, options.faults),
+            self.slots,
+            prepared.link.queue_depth,
+            check=options.check,
+            timeline=timeline,
+        )
+        self.model = self._new_model(timeline)
+        with torch.inference_mode():
+            self.rules = prepared.rules()
+        self.offloader = self._new_offloader(None)
+
+    @classmethod
+    def open(cls, model: str, config: RunConfig, options: SessionOptions) -> Session:
+        """Load the model called `model` (see `open_checkpoint`) and prepare it."""
+        check_config(config)  # before anything is loaded
+        return cls.of(open_checkpoint(model, options.dtype), config, options)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) -> Session:
+        """A session of a loaded model, whose experts move into the session's store."""
+        return cls(prepare(checkpoint, config, options))
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The loaded model."""
+        return self.prepared.checkpoint
+
+    @property
+    def budget(self) -> Budget:
+        """How device memory is divided."""
+        return self.prepared.budget
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of this run."""
+        return self.prepared.notes
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """The most device memory that was in use: KV as measured, scratch as planned."""
+        fixed = self.budget.fixed
+        return self.budget.total_bytes - fixed.kv_bytes + self._peak_kv_bytes
+
+    @property
+    def scheduling_s(self) -> float:
+        """Seconds of target passes that went into deciding what to load and to run."""
+        return self.model.stopwatch.scheduling_s
+
+    def generate(
+        self, prompt: Sequence[int], new_tokens: int, sampling: Sampling | None = None
+    ) -> Iterator[list[int]]:
+        """Tokens after `prompt` as they are committed, window by window; greedy without `sampling`.
+
+        Ends after `new_tokens` tokens or the model's end-of-text token. UsageError for a prompt
+        that cannot be run, SpecterError when the link or the arithmetic fails.
+        """
+        context = self.prepared.options.context_tokens
+        check_request(self.checkpoint, prompt, new_tokens, context)
+        request = Request(self.device, self.offloader, self.model)
+        if self._served:
+            self.offloader.begin_request()
+        self.model.begin_request(prompt, new_tokens, sampling, stops_of(self.checkpoint))
+        try:
+            self._read_prompt()
+            request.begin_decoding()
+            yield from self._decode(request, len(prompt))
+        except BaseException:
+            self._start_over()
+            raise
+        finally:
+            self._finish(request)
+
+    def result(self) -> Result:
+        """All metrics over the requests served so far; SpecterError when there are none."""
+        if not self._served:
+            raise SpecterError("nothing was decoded yet: there is no result")
+        link = self.prepared.link
+        immediate = self.prepared.options.device is DeviceKind.IMMEDIATE
+        conditions = Conditions(
+            self.budget.plan(),
+            self.prepared.load_bytes,
+            math.inf if immediate else link.bytes_per_s,
+            notes=self.notes,
+        )
+        requests = [self._decoded(served) for served in self._served]
+        return summarize(conditions, requests, self._run_s, self.device.link_busy_s)
+
+    def forget_requests(self) -> None:
+        """Start counting anew; residents and what rules have learned stay."""
+        self._served, self._run_s = [], 0.0
+        self.device.link_busy_s = self.model.stopwatch.scheduling_s = 0.0
+        self.spans.clear()
+
+    def close(self) -> None:
+        """Stop the link and give memory back."""
+        self.device.close()
+        self.prepared.store.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _new_model(self, timeline: list[Span] | None) -> LiveModel:
+        prepared = self.prepared
+        gate = BlockInputs(prepared.network.layers) if prepared.policies.uses_gate else None
+        return LiveModel(
+            prepared.network,
+            self.slots,
+            self.device,
+            prepared.draft,
+            gate=gate,
+            demand_all=prepared.policies.streams,
+            rolls_back=not prepared.survey.obstacle,
+            stopwatch=Stopwatch(self.device.now, lambda: self.device.waited_s, timeline),
+        )
+
+    def _new_offloader(self, before: Offloader | None) -> Offloader:
+        journal = None
+        if self.prepared.options.journal:
+            journal = Journal()
+            self.journals.append(journal)
+        state: State = self.prepared.state()
+        for slot, index in enumerate(state.occupant):
+            if index >= 0:
+                self.slots.place(slot, index)
+        offloader = Offloader(state, self.rules, journal, before)
+        connect(self.device, offloader)
+        return offloader
+
+    def _read_prompt(self) -> None:
+        """Target passes over the prompt but its last token, which starts the first window."""
+        prepared, model = self.prepared, self.model
+        # Recurrent states of some architectures are only right when a prompt is read at once.
+        chunk = model.uncached() if prepared.survey.obstacle else prepared.options.chunk_tokens
+        grouped = prepared.config.experts.grouped
+        while model.uncached() > 1:
+            tokens = min(chunk, model.uncached() - 1)
+            with torch.inference_mode():
+                model.begin_prompt(tokens)
+                prefill(model, self.device, self.offloader, tokens, grouped=grouped)
+                model.end_prompt()
+
+    def _decode(self, request: Request, read: int) -> Iterator[list[int]]:
+        grouped = self.prepared.config.experts.grouped
+        while not self.model.finished():
+            with torch.inference_mode():
+                window = decode_window(self.model, self.device, self.offloader, grouped)
+            request.windows.append(window)
+            text = self.model.text()
+            yield text[read:]
+            read = len(text)
+
+    def _finish(self, request: Request) -> None:
+        self._peak_kv_bytes = max(self._peak_kv_bytes, self.model.kv.peak_bytes)
+        self._run_s += self.device.now() - request.began_s
+        if request.windows:
+            self._served.append(request.served())
+
+    def _start_over(self) -> None:
+        """A request was cut off: nothing is held, loading or resident any more."""
+        self.device.abandon()
+        self.offloader = self._new_offloader(self.offloader)
+
+    def _decoded(self, served: Served) -> Decoded:
+        store = self.prepared.store
+        loads = least_loads_of_run(
+            served.unions, self.budget.groups, store.layers, max(store.experts), served.resident
+        )
+        return decoded(served, loads, served.draft_s + served.compute_s)

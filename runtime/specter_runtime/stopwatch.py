@@ -1,0 +1,80 @@
+"""Where a live run's seconds go: drafting, computing the target, and everything in between.
+
+A target pass computes except while one of its layers is visited; during a visit it computes only
+in the stretches marked as such. What is left of a visit, waits taken off, is scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from specter_sim.results import Span
+
+
+class Stopwatch:
+    """Seconds by purpose since it was made, and spans of a timeline when one is given."""
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        waited: Callable[[], float],
+        timeline: list[Span] | None = None,
+    ) -> None:
+        """`now`: seconds of the run's clock; `waited`: seconds spent waiting for loads so far."""
+        self.draft_s = 0.0
+        self.compute_s = 0.0
+        self.scheduling_s = 0.0
+        self._now, self._waited, self._timeline = now, waited, timeline
+
+    @contextmanager
+    def drafting(self, step: int) -> Iterator[Timed]:
+        """One draft forward."""
+        timed, began_s = Timed(self._now), self._now()
+        yield timed
+        timed.seconds = self._now() - began_s
+        self.draft_s += timed.seconds
+        self._mark("draft", f"draft {step}", began_s)
+
+    @contextmanager
+    def verifying(self) -> Iterator[Timed]:
+        """One target forward."""
+        timed, began_s, waited_s = Timed(self._now), self._now(), self._waited()
+        yield timed
+        self.compute_s += self._now() - began_s - timed.visits_s
+        self.scheduling_s += timed.visits_s - (self._waited() - waited_s)
+        self._mark("verify", "target pass", began_s)
+
+    @contextmanager
+    def computing(self, name: str = "") -> Iterator[None]:
+        """A part of a visit that computes."""
+        began_s = self._now()
+        yield
+        seconds = self._now() - began_s
+        self.compute_s += seconds
+        self.scheduling_s -= seconds
+        if name:
+            self._mark("compute", name, began_s)
+
+    def _mark(self, kind: str, name: str, began_s: float) -> None:
+        if self._timeline is not None:
+            self._timeline.append(Span("gpu", name, began_s, self._now(), {"kind": kind}))
+
+
+class Timed:
+    """One stretch: its seconds once it is over, and those spent in visits."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self.visits_s = 0.0
+        self._now = now
+
+    def around(self, visit: Callable[[int], object]) -> Callable[[int], None]:
+        """The same visit, timed."""
+
+        def timed(layer: int) -> None:
+            began_s = self._now()
+            visit(layer)
+            self.visits_s += self._now() - began_s
+
+        return timed

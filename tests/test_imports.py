@@ -69,7 +69,7 @@ lint_imports_command()
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("importlinter", reason="needs import-linter")
-    paths = [str(folder), str(folder / "traces"), str(folder / "runtime")]
+    paths = [str(folder / name) for name in ("", "traces", "runtime", "cuda_ext")]
     return subprocess.run(
         [sys.executable, "-c", LINT_THIS_FOLDER],
         cwd=folder,
@@ -91,12 +91,14 @@ def test_the_import_contracts_hold(checkout: Path) -> None:
         ("specter_sim/units.py", "import specter_sim.config"),
         ("specter_sim/report/rows.py", "import torch"),
         ("traces/specter_traces/errors.py", "import specter_sim"),
+        ("specter_sim/types.py", "import specter_cuda"),
+        ("cuda_ext/specter_cuda/library.py", "import specter_traces"),
     ],
 )
 def test_a_forbidden_import_is_caught(
     checkout: Path, tmp_path: Path, module: str, line: str
 ) -> None:
-    for name in ("specter_sim", "traces", "runtime"):
+    for name in ("specter_sim", "traces", "runtime", "cuda_ext"):
         ignored = shutil.ignore_patterns("*.safetensors", "__pycache__")
         shutil.copytree(checkout / name, tmp_path / name, ignore=ignored)
     shutil.copy(checkout / "pyproject.toml", tmp_path)

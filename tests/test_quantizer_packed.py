@@ -158,6 +158,47 @@ def test_a_slot_is_filled_in_place() -> None:
     assert not whole[2].any()
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_the_kernel_multiplies_by_the_weight(
+    dtype: torch.dtype, tolerance: float, group_size: int
+) -> None:
+    packed = PackedWeight.pack(normal(48, 256, dtype), parse("int4", group_size))
+    quick = packed.with_kernel(dtype)
+    assert quick.kernel is not None
+    assert quick.nbytes == packed.nbytes + quick.kernel.nbytes
+    x = normal(6, 256, dtype, seed=1).view(2, 3, 256)
+    exact = x.float() @ packed.decode(torch.float32).T
+    for product in (quick.kernel(x), quick.linear(x), packed.linear(x)):
+        assert product.shape == (2, 3, 48)
+        assert product.dtype is dtype
+        assert float((product.float() - exact).norm() / exact.norm()) < tolerance
+    other = torch.float16
+    assert same_bits(quick.linear(x.to(other)), packed.linear(x.to(other)))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "width", "group_size"),
+    [
+        ("base4", 16, 64, 64),
+        ("int8", 16, 64, 64),
+        ("int4", 17, 64, 64),
+        ("int4", 16, 65, 64),
+        ("int4", 16, 96, 96),
+        ("none", 16, 64, 64),
+    ],
+)
+def test_weights_that_torch_has_no_kernel_for_are_decoded(
+    name: str, rows: int, width: int, group_size: int
+) -> None:
+    weight = normal(rows, width, torch.float32)
+    code = parse(name, group_size)
+    packed = PackedWeight.pack(weight, code).with_kernel(torch.float32)
+    assert packed.kernel is None
+    x = normal(2, width, torch.float32, seed=1)
+    assert same_bits(packed.linear(x), torch.nn.functional.linear(x, code.draft_weight(weight)))
+
+
 def test_only_a_fitting_tensor_is_written_to() -> None:
     packed = PackedWeight.pack(normal(4, 64, torch.float32), parse("base4"))
     for wrong in (torch.empty(4, 63), torch.empty(5, 64), torch.empty(64, 4).T, torch.empty(256)):

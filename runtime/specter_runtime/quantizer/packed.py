@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from specter_cuda import OutType, decode_codes
-from specter_runtime.quantizer import base_code, code_bytes, symmetric
+from specter_runtime.quantizer import base_code, code_bytes, int4_kernel, symmetric
 from specter_runtime.quantizer.draft import DraftCode
 from specter_traces import DraftKind
 
@@ -18,6 +19,7 @@ _OUT_TYPES: dict[torch.dtype, OutType] = {
     torch.float16: "float16",
 }
 _BYTE_BITS = 8
+_KERNEL_BITS = 4
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class PackedWeight:
     codes: uint8 [rows, bytes of a row], laid out by `code_bytes`; scales: FP16 [rows, groups];
     table: what each code stands for, in units of the scale (empty with 8 bits, where a code is a
     signed byte and stands for itself). An unquantized draft keeps the weight itself as `codes`, and
-    no scales.
+    no scales. kernel: torch's own product for these codes, where asked for.
     """
 
     code: DraftCode
@@ -35,6 +37,7 @@ class PackedWeight:
     codes: Tensor
     scales: Tensor
     table: tuple[float, ...]
+    kernel: int4_kernel.Int4Kernel | None = None
 
     @classmethod
     def pack(cls, weight: Tensor, code: DraftCode) -> PackedWeight:
@@ -61,8 +64,9 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the codes and the scales."""
-        return self.codes.nbytes + self.scales.nbytes
+        """Bytes of the codes and the scales, and of the kernel's own copy if there is one."""
+        copy = self.kernel.nbytes if self.kernel else 0
+        return self.codes.nbytes + self.scales.nbytes + copy
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         """The weight that the draft computes with: a new tensor [rows, width]."""
@@ -93,19 +97,40 @@ class PackedWeight:
         )
         return out
 
+    def with_kernel(self, dtype: torch.dtype) -> PackedWeight:
+        """The same weight with torch's 4-bit kernel for inputs of `dtype`, if it has one for it.
+
+        Costs the weight's bytes again. Symmetric codes of 4 bits only, and not every shape.
+        """
+        symmetric_4 = self.code.kind is DraftKind.SYMMETRIC and self.code.bits == _KERNEL_BITS
+        if not symmetric_4 or not int4_kernel.accepts(*self.shape, self.code.group_size):
+            return self
+        kernel = int4_kernel.build(self._levels(), self.scales, self.code.group_size, dtype)
+        return replace(self, kernel=kernel)
+
+    def linear(self, x: Tensor) -> Tensor:
+        """x [..., width] times the weight: [..., rows], by the kernel or by decoding."""
+        if self.kernel is not None and self.kernel.dtype is x.dtype:
+            return self.kernel(x)
+        return linear(x, self.decode(x.dtype))
+
     def decode_slowly(self, dtype: torch.dtype) -> Tensor:
         """What `decode` must give, in plain torch: the definition, and what tests compare with."""
         if self.code.kind is None:
             return self.codes.to(dtype, copy=True)
         bits, size = self.code.bits, self.code.group_size
-        places = code_bytes.unpack(self.codes, bits, size, self.width)
-        if self.code.kind is DraftKind.BASE:
-            representatives = torch.tensor(self.table[: 2 ** (bits - 1)])
-            return base_code.BaseCoded(bits, size, places, self.scales, representatives).decode(
-                dtype
-            )
-        levels = _signed(places, bits)
-        return symmetric.SymmetricCoded(bits, size, levels, self.scales).decode(dtype)
+        if self.code.kind is DraftKind.SYMMETRIC:
+            integers = symmetric.SymmetricCoded(bits, size, self._levels(), self.scales)
+            return integers.decode(dtype)
+        representatives = torch.tensor(self.table[: 2 ** (bits - 1)])
+        base = base_code.BaseCoded(bits, size, self._places(), self.scales, representatives)
+        return base.decode(dtype)
+
+    def _places(self) -> Tensor:
+        return code_bytes.unpack(self.codes, self.code.bits, self.code.group_size, self.width)
+
+    def _levels(self) -> Tensor:
+        return _signed(self._places(), self.code.bits)
 
 
 def _quantized(weight: Tensor, code: DraftCode) -> tuple[Tensor, Tensor, tuple[float, ...]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY = 96
@@ -27,7 +28,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-_LATENT_ATTENTION: dict[str, Any] = {
+LATENT_ATTENTION: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,
     "q_lora_rank": None,
@@ -44,7 +45,11 @@ _LATENT_ATTENTION: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Toy:
-    """One architecture: its model type, what its config adds, MoE layers, experts and top-k."""
+    """One architecture: its model type, what its config adds, MoE layers, experts and top-k.
+
+    `router_shift` is added to router biases: far below zero, every logit is negative. `seed` draws
+    the weights.
+    """
 
     model_type: str
     moe_layers: int
@@ -52,6 +57,8 @@ class Toy:
     top_k: int
     router: str = "gate"
     settings: dict[str, Any] = field(default_factory=dict)
+    router_shift: float = 0.0
+    seed: int = 0
 
 
 TOYS: dict[str, Toy] = {
@@ -85,7 +92,7 @@ TOYS: dict[str, Toy] = {
     ),
     "olmoe": Toy("olmoe", 3, 8, 2, settings={"num_experts": 8, "num_experts_per_tok": 2}),
     "deepseek-v2": Toy(
-        "deepseek_v2", 2, 8, 3, settings={**_LATENT_ATTENTION, "topk_method": "greedy"}
+        "deepseek_v2", 2, 8, 3, settings={**LATENT_ATTENTION, "topk_method": "greedy"}
     ),
     "deepseek-v2-grouped": Toy(
         "deepseek_v2",
@@ -93,7 +100,7 @@ TOYS: dict[str, Toy] = {
         8,
         3,
         settings={
-            **_LATENT_ATTENTION,
+            **LATENT_ATTENTION,
             "topk_method": "group_limited_greedy",
             "n_group": 4,
             "topk_group": 2,
@@ -105,7 +112,7 @@ TOYS: dict[str, Toy] = {
         2,
         8,
         3,
-        settings={**_LATENT_ATTENTION, "q_lora_rank": 16, "n_group": 4, "topk_group": 2},
+        settings={**LATENT_ATTENTION, "q_lora_rank": 16, "n_group": 4, "topk_group": 2},
     ),
     "phimoe": Toy(
         "phimoe",
@@ -131,23 +138,34 @@ TOYS: dict[str, Toy] = {
 }
 
 
-def make(toy: Toy, seed: int = 0) -> PreTrainedModel:
-    """A random FP32 model of `toy`; biases and routing corrections are random, not zero."""
+def make(toy: Toy, seed: int | None = None) -> PreTrainedModel:
+    """A random FP32 model of `toy`; what transformers leaves at zero is random too."""
     config = AutoConfig.for_model(toy.model_type, **{**_COMMON, **toy.settings})
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(toy.seed if seed is None else seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32
         )
         with torch.no_grad():
             for name, value in [*model.named_parameters(), *model.named_buffers()]:
-                if name.endswith("bias"):
-                    value.normal_(std=0.1)
+                _randomize(toy, name, value)
     model.eval()  # type: ignore[no-untyped-call]
     return model
 
 
-def write(toy: Toy, folder: Path, seed: int = 0) -> Path:
+def _randomize(toy: Toy, name: str, value: Tensor) -> None:
+    """Fill what would hide a fault if it stayed zero: biases, routers, tables of experts."""
+    if name.endswith("tid2eid"):
+        value.copy_(torch.rand(len(value), toy.num_experts).topk(value.shape[-1]).indices)
+    elif name.endswith("bias"):
+        value.normal_(std=0.1)
+        if f"{toy.router}." in name:
+            value.add_(toy.router_shift)
+    elif value.ndim >= 2 and value.is_floating_point() and not value.any():
+        value.normal_(std=0.2)
+
+
+def write(toy: Toy, folder: Path, seed: int | None = None) -> Path:
     """Save a random model of `toy` as a transformers checkpoint in `folder`; the folder."""
     make(toy, seed).save_pretrained(folder)
     return folder

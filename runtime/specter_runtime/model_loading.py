@@ -41,14 +41,15 @@ def load_model(
     """The model of the config in `folder` with the weights `sources`, all of them there and finite.
 
     `dtype` is what to compute in, None for the config's own. `quantization` is "mxfp4" when
-    transformers has packed tensors to unpack. UsageError when the config describes another model
-    than the files hold, SpecterError when transformers fails or a weight is missing or not finite.
+    transformers has packed tensors to unpack, "fp8" when the sources unpack theirs. UsageError when
+    the config describes another model than the files hold, SpecterError when transformers fails,
+    a weight is missing, left over or not finite, or the model cannot read two tokens.
     """
     reading = _Reading(sources, progress)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        with _one_tensor_at_a_time():
+        with _one_at_a_time(torch.get_num_threads() if quantization else 1):
             skeleton = _skeleton(folder, reading.sources)
             model, info = _fill(skeleton, reading, dtype, quantization)
     except SpecterError:
@@ -56,15 +57,18 @@ def load_model(
     except Exception as error:  # broken configs fail anywhere in transformers, in any way
         raise SpecterError(f"transformers cannot load {folder}: {reason(error)}") from error
     reading.finish()
-    _require_whole(folder, info)
+    _require_whole(folder, info, model)
     _require_finite(folder, model)
     model.eval()  # type: ignore[no-untyped-call]
+    _require_running(folder, model)
     return model
 
 
 def reason(error: BaseException) -> str:
     """The first line of what an error of another library says, fit for a terminal."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
+    if lines[0].endswith(":") and len(lines) > 1:
+        lines[0] += f" {lines[1].strip()}"
     return printable(lines[0])
 
 
@@ -118,14 +122,20 @@ class _Unread:
 
 
 @contextmanager
-def _one_tensor_at_a_time() -> Iterator[None]:
-    """Keep transformers from reading ahead, which would hold the checkpoint twice."""
+def _one_at_a_time(threads: int) -> Iterator[None]:
+    """Keep transformers from reading ahead, which would hold the checkpoint twice.
+
+    `threads`: how many copy. One is faster than a disk, and threads that share busy cores wait for
+    each other at every small copy.
+    """
     name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before = os.environ.get(name)
+    before, threads_before = os.environ.get(name), torch.get_num_threads()
     os.environ[name] = "1"
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
+        torch.set_num_threads(threads_before)
         if before is None:
             del os.environ[name]
         else:
@@ -174,6 +184,8 @@ def _require_plausible(
     longest = max((max(source.shape, default=0) for source in sources.values()), default=0)
     limits = {"layers?": max(1000, 4 * len(sources)), "experts": max(10_000, 4 * longest)}
     for name, value in _numbers(config):
+        if name == "num_hidden_layers" and value < 1:
+            raise UsageError(f"{folder}/config.json says {name} = {value}: {_AGAIN}")
         for word, limit in limits.items():
             if re.fullmatch(rf"(n|num)_(\w+_)?{word}", name) and value > limit:
                 raise UsageError(
@@ -207,24 +219,38 @@ def _fill(
         state_dict=reading.tensors(),
         dtype=dtype or "auto",
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # we refuse them, by name
         **options,
     )
     return model, info
 
 
-def _require_whole(folder: Path, info: dict[str, Any]) -> None:
-    """No parameter may keep a random value, no quantization scale be dropped."""
+def _require_whole(folder: Path, info: dict[str, Any], model: nn.Module) -> None:
+    """No parameter may keep a random value, no scale be dropped, no layer or expert be left out."""
     missing = sorted(info.get("missing_keys", ()))
-    mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))
-    scales = sorted(key for key in info.get("unexpected_keys", ()) if "scale" in key)
+    mismatched = sorted(_name(key) for key in info.get("mismatched_keys", ()))
+    unexpected = sorted(info.get("unexpected_keys", ()))
+    scales = [key for key in unexpected if "scale" in key]
+    known = {_without_numbers(key) for key in model.state_dict()}
+    left_out = [key for key in unexpected if _without_numbers(key) in known]
     for keys, what in (
+        (mismatched, "has weights of another shape than config.json says for"),
         (missing, "has no weights for"),
-        (mismatched, "has weights of another shape for"),
         (scales, "has quantization scales that would be ignored:"),
+        (left_out, "has weights of a part that config.json leaves out:"),
     ):
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise SpecterError(f"{folder} {what} {keys[0]}{more}: {_AGAIN}")
+            raise SpecterError(f"{folder} {what} {printable(keys[0])}{more}: {_AGAIN}")
+
+
+def _name(key: Any) -> str:
+    """The name in what transformers says of a mismatch: (name, shape, shape)."""
+    return str(key[0] if isinstance(key, tuple) else key)
+
+
+def _without_numbers(key: str) -> str:
+    return re.sub(r"\d+", "*", key)
 
 
 def _require_finite(folder: Path, model: nn.Module) -> None:
@@ -235,6 +261,22 @@ def _require_finite(folder: Path, model: nn.Module) -> None:
         bad = [row for row in range(len(value)) if not _is_finite(value[row])] if value.ndim else []
         where = f" (expert {bad[0]})" if value.ndim == 3 else ""
         raise SpecterError(f"{folder} holds NaN or infinity in {name}{where}: {_AGAIN}")
+
+
+def _require_running(folder: Path, model: PreTrainedModel) -> None:
+    """SpecterError when two tokens cannot be read: a config that contradicts itself, huge weights.
+
+    Text written with such a model would be noise, or end in a failure far from its cause.
+    """
+    try:
+        with torch.inference_mode():
+            logits: Tensor = model(input_ids=torch.tensor([[0, 1]]), use_cache=False).logits
+    except Exception as error:  # as above
+        raise SpecterError(
+            f"the model of {folder} cannot read a token ({reason(error)}): {_AGAIN}"
+        ) from error
+    if not logits.amax().isfinite():
+        raise SpecterError(f"{folder} computes NaN or infinity for its tokens: {_AGAIN}")
 
 
 def _is_finite(value: Tensor) -> bool:

@@ -47,7 +47,8 @@ class LayerRun:
     def run(self, experts: Sequence[int]) -> None:
         """Compute some experts of the union, all of them resident; each once in a pass."""
         chosen = torch.isin(self._ids, torch.tensor(experts))
-        tokens, ranks = torch.where(chosen)
+        # Rank by rank, as the loop over everything goes: each matrix product then has the same rows.
+        ranks, tokens = torch.where(chosen.T)
         pairs = (self._hidden[tokens], self._ids[tokens, ranks], self._weights[tokens, ranks])
         caught = _Additions()
         with caught:

@@ -16,7 +16,7 @@ from specter_sim.results import Span
 from specter_sim.types import Copied, Load
 from specter_traces.errors import SpecterError
 
-MOST_TRIES = 5
+MOST_TRIES = 8
 PATIENCE_S = 60.0
 """How long a wait may last without any copy ending before the link counts as dead."""
 

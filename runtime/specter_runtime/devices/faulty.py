@@ -68,10 +68,13 @@ class FaultyCopier:
         ready = self.poll()
         if ready:
             return ready
+        until_s = time.monotonic() + timeout_s
         if self._late:
-            due_s = min(until for until, _ in self._late)
-            timeout_s = max(0.0, min(timeout_s, due_s - time.monotonic()))
-        return self._passed_on(self._copier.wait(timeout_s))
+            until_s = min(until_s, *(due_s for due_s, _ in self._late))
+        ended = self._copier.wait(max(0.0, until_s - time.monotonic()))
+        if not ended and self._late:
+            time.sleep(max(0.0, until_s - time.monotonic()))
+        return self._passed_on(ended)
 
     def close(self) -> None:
         """Close the copier."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from specter_traces.errors import SpecterError, UsageError, printable, shown
 Progress = Callable[[int, int], None]
 """Told (bytes read so far, bytes in all) after every tensor."""
 
+_EXPERT = re.compile(r"(?P<layer>.*\bexperts)\.(?P<expert>\d{1,6})\.(?P<matrix>.+)", re.ASCII)
 _SPARE_ELEMENTS = 1 << 24  # buffers that a model computes and no file holds
 _AGAIN = "copy the checkpoint again"
 
@@ -45,6 +46,7 @@ def load_model(
     the config describes another model than the files hold, SpecterError when transformers fails,
     a weight is missing, left over or not finite, or the model cannot read two tokens.
     """
+    _require_every_expert(folder, sources)
     reading = _Reading(sources, progress)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -165,6 +167,24 @@ def _skeleton(folder: Path, sources: Mapping[str, Source]) -> PreTrainedModel:
             f"{_AGAIN}"
         )
     return model
+
+
+def _require_every_expert(folder: Path, names: Iterable[str]) -> None:
+    """UsageError naming a matrix that some experts of a layer have and one has not."""
+    found: dict[str, dict[str, set[int]]] = {}
+    for name in names:
+        if match := _EXPERT.fullmatch(name):
+            kinds = found.setdefault(match["layer"], {})
+            kinds.setdefault(match["matrix"], set()).add(int(match["expert"]))
+    for layer, kinds in found.items():
+        experts = 1 + max(max(ids) for ids in kinds.values())
+        for matrix, ids in kinds.items():
+            absent = next((expert for expert in range(experts) if expert not in ids), None)
+            if absent is not None:
+                raise UsageError(
+                    f"{folder} has no {printable(f'{layer}.{absent}.{matrix}')}, one of {experts} "
+                    f"experts: {_AGAIN}"
+                )
 
 
 def _elements(source: Source) -> int:

@@ -11,6 +11,11 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--rewrite-golden` replaces the golden rows by what the code gives now; review the diff."""
     parser.addoption("--rewrite-golden", action="store_true", help="rewrite tests/golden/*.json")
+    parser.addoption(
+        "--all-lossless",
+        action="store_true",
+        help="every architecture x policy x depth x slots of tests/test_lossless.py (hours)",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def toy_checkpoint(
     name: str = "qwen3-moe", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Checkpoint:
     """A random toy model as if it had been loaded; it never ends its text."""
-    model = make(TOYS[name], seed).to(dtype)
+    model = make(TOYS[name], seed).to(dtype)  # type: ignore[arg-type]
     return Checkpoint(name, model, None, str(dtype).removeprefix("torch."), "")
 
 

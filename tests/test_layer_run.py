@@ -24,7 +24,7 @@ def inputs(experts: int, top_k: int, width: int, tokens: int, dtype: torch.dtype
 
 def experts_of(name: str, dtype: torch.dtype) -> tuple[nn.Module, int, int]:
     toy = TOYS[name]
-    layer = install(make(toy).to(dtype))[0]
+    layer = install(make(toy).to(dtype))[0]  # type: ignore[arg-type]
     return layer.experts, toy.num_experts, toy.top_k
 
 

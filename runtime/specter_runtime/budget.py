@@ -72,26 +72,28 @@ class Budget:
 
 
 def plan_budget(
-    memory: MemoryConfig, staging: int, store: ExpertStore, fixed: Fixed, top_k: int, name: str
+    memory: MemoryConfig, store: ExpertStore, fixed: Fixed, top_k: int, name: str
 ) -> Budget:
     """Slots from their number, from a budget, or half of every layer's experts when none is given.
+
+    Staging slots are there and charged whether the demand policy uses them or not.
 
     UsageError, naming the smallest budget that works, when not even one token's experts fit.
     """
     least = _groups(memory, store, 1 if memory.allow_rounds else top_k)
     if memory.budget is not None:
-        groups = _largest(memory, staging, store, fixed, least, name)
+        groups = _largest(memory, store, fixed, least, name)
     elif memory.slots_per_layer is not None:
         groups = memory.slots_per_layer
     else:
         groups = _groups(memory, store, memory.slots or max(top_k, max(store.experts) // 2))
     _check(memory, groups, least, store, name)
-    return _budget(memory.budget, groups, staging, store, fixed)
+    return _budget(memory, groups, store, fixed)
 
 
 def smallest_budget(memory: MemoryConfig, store: ExpertStore, fixed: Fixed, top_k: int) -> int:
     """The device bytes below which a model cannot run."""
-    return _budget(None, _groups(memory, store, top_k), 0, store, fixed).total_bytes
+    return _budget(memory, _groups(memory, store, top_k), store, fixed).total_bytes
 
 
 def _groups(memory: MemoryConfig, store: ExpertStore, each: int) -> tuple[int, ...]:
@@ -102,7 +104,6 @@ def _groups(memory: MemoryConfig, store: ExpertStore, each: int) -> tuple[int, .
 
 def _largest(
     memory: MemoryConfig,
-    staging: int,
     store: ExpertStore,
     fixed: Fixed,
     least: tuple[int, ...],
@@ -110,7 +111,7 @@ def _largest(
 ) -> tuple[int, ...]:
     """The most slots that fit the budget."""
     assert memory.budget is not None
-    smallest = _budget(memory.budget, least, staging, store, fixed)
+    smallest = _budget(memory, least, store, fixed)
     if smallest.total_bytes > memory.budget:
         raise UsageError(_too_small(smallest, memory.budget, name))
     if memory.layout == "global":
@@ -119,15 +120,16 @@ def _largest(
     each = max(least)
     while each < max(store.experts):
         wider = _groups(memory, store, each + 1)
-        if _budget(None, wider, staging, store, fixed).total_bytes > memory.budget:
+        if _budget(memory, wider, store, fixed).total_bytes > memory.budget:
             break
         each += 1
     return _groups(memory, store, each)
 
 
 def _budget(
-    cap: int | None, groups: Sequence[int], staging: int, store: ExpertStore, fixed: Fixed
+    memory: MemoryConfig, groups: Sequence[int], store: ExpertStore, fixed: Fixed
 ) -> Budget:
+    staging = memory.staging_slots
     sizes = slot_bytes(store, groups, staging)
     slots = sum(groups)
     return Budget(
@@ -138,7 +140,7 @@ def _budget(
         sum(sizes[slots:]),
         store.nbytes,
         store.layers,
-        cap,
+        memory.budget,
     )
 
 

@@ -74,7 +74,7 @@ class Prepared:
 
     def state(self) -> State:
         """The device before the first request."""
-        groups, staging = self.budget.groups, self.budget.staging
+        groups, staging = self.budget.groups, staging_slots(self.config)
         top_k = self.survey.top_k
         return live_state(self.config, self.policies, groups, staging, top_k, self.popularity)
 
@@ -116,8 +116,7 @@ def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) 
     names = [[part.name for part in parts] for parts in store.parts]
     network = Network(checkpoint.model, layers, stand_in(layers, names))
     fixed = _fixed(checkpoint.model, layers, draft, store, found, policies, options)
-    staging = staging_slots(config)
-    budget = plan_budget(config.memory, staging, store, fixed, found.top_k, checkpoint.name)
+    budget = plan_budget(config.memory, store, fixed, found.top_k, checkpoint.name)
     notes = [_obstacle_note(found)] if policies.drafts and found.obstacle else []
     if options.lock_bytes is not None:
         notes.append(_lock(store, options.lock_bytes))

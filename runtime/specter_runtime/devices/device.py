@@ -107,8 +107,9 @@ class LiveDevice:
 
     def _arrived(self, ended: Sequence[Completion]) -> list[Copied]:
         arrived = []
-        for completion in ended:
-            flight = self._flights.pop(completion.tag)
+        # All are taken off first: an error about one must not leave another under way for ever.
+        landed = [(self._flights.pop(completion.tag), completion) for completion in ended]
+        for flight, completion in landed:
             self._account(flight.load, completion)
             if self._is_whole(flight.load, completion):
                 self._slots.arrived(flight.load.slot, flight.load.expert)

@@ -51,7 +51,7 @@ def load_model(
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        with _one_at_a_time(torch.get_num_threads() if quantization else 1):
+        with _no_reading_ahead(), _threads(torch.get_num_threads() if quantization else 1):
             skeleton = _skeleton(folder, reading.sources)
             model, info = _fill(skeleton, reading, dtype, quantization)
     except SpecterError:
@@ -59,10 +59,11 @@ def load_model(
     except Exception as error:  # broken configs fail anywhere in transformers, in any way
         raise SpecterError(f"transformers cannot load {folder}: {reason(error)}") from error
     reading.finish()
-    _require_whole(folder, info, model)
-    _require_finite(folder, model)
     model.eval()  # type: ignore[no-untyped-call]
-    _require_running(folder, model)
+    with _threads(1):
+        _require_whole(folder, info, model)
+        _require_finite(folder, model)
+        _require_running(folder, model)
     return model
 
 
@@ -124,20 +125,29 @@ class _Unread:
 
 
 @contextmanager
-def _one_at_a_time(threads: int) -> Iterator[None]:
-    """Keep transformers from reading ahead, which would hold the checkpoint twice.
+def _threads(count: int) -> Iterator[None]:
+    """Compute with `count` threads inside.
 
-    `threads`: how many copy. One is faster than a disk, and threads that share busy cores wait for
-    each other at every small copy.
+    One copies faster than a disk reads, and threads that share busy cores wait for each other at
+    every small copy.
     """
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before, threads_before = os.environ.get(name), torch.get_num_threads()
-    os.environ[name] = "1"
-    torch.set_num_threads(threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads_before)
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _no_reading_ahead() -> Iterator[None]:
+    """Keep transformers from reading ahead, which would hold the checkpoint twice."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
         if before is None:
             del os.environ[name]
         else:

@@ -135,11 +135,8 @@ def read_header(path: Path) -> Iterator[StoredTensor]:
     """
     try:
         header, start, size = _raw_header(path)
-        tensors = [
-            _entry(path, name, entry, start)
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
+        _check_metadata(header.pop("__metadata__", {}))
+        tensors = [_entry(path, name, entry, start) for name, entry in header.items()]
         tensors.sort(key=lambda tensor: (tensor.begin, tensor.nbytes))
         end = start
         for tensor in tensors:
@@ -179,6 +176,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{shown(twice)} is listed twice")
     return result
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Nothing in it matters here, but a file that breaks the format is not trusted."""
+    if not isinstance(metadata, dict) or any(not isinstance(v, str) for v in metadata.values()):
+        raise ValueError(f"its metadata is {shown(metadata)}, not texts by name")
 
 
 def _entry(path: Path, name: str, entry: Any, start: int) -> StoredTensor:

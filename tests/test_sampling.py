@@ -85,9 +85,9 @@ def test_logits_that_are_no_numbers_give_no_token(broken: float) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be above 0, got 0"),
-        ({"temperature": math.nan}, "temperature must be above 0, got nan"),
-        ({"temperature": math.inf}, "temperature must be above 0, got inf"),
+        ({"temperature": 0.0}, "temperature must be above 0 and finite, got 0"),
+        ({"temperature": math.nan}, "temperature must be above 0 and finite, got nan"),
+        ({"temperature": math.inf}, "temperature must be above 0 and finite, got inf"),
         ({"top_k": 0}, "top-k must be at least 1, got 0"),
         ({"top_p": 0.0}, "top-p must be above 0 and at most 1, got 0"),
         ({"top_p": 1.5}, "top-p must be above 0 and at most 1, got 1.5"),

@@ -21,7 +21,7 @@ from specter_runtime.continuation import continue_prompt
 from specter_runtime.draft_swap import DraftExperts
 from specter_runtime.experts import install
 from specter_runtime.next_layer_gate import BlockInputs
-from specter_runtime.prompts import Passage
+from specter_runtime.prompts import Passage, encode
 from specter_runtime.quantizer import DraftCode
 from specter_runtime.routes import Route, recording
 from specter_runtime.sampling import Sampling
@@ -138,20 +138,10 @@ class Recorder:
         return concatenate(header, parts)
 
     def _tokenize(self, passage: Passage) -> list[int]:
-        tokens = list(passage.tokens) or self._encode(passage)
+        tokens = encode(passage, self._checkpoint)
         if self._settings.decoding is Decoding.TEXT:
             tokens = tokens[: self._settings.max_tokens]
         self._check_tokens(passage, tokens)
-        return tokens
-
-    def _encode(self, passage: Passage) -> list[int]:
-        tokenizer = self._checkpoint.tokenizer
-        if tokenizer is None:
-            raise UsageError(
-                f"{self._checkpoint.name} has no tokenizer.json: give prompts as token ids "
-                '(JSON lines with "tokens")'
-            )
-        tokens: list[int] = tokenizer(passage.text)["input_ids"]
         return tokens
 
     def _check_tokens(self, passage: Passage, tokens: list[int]) -> None:

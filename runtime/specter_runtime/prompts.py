@@ -10,9 +10,12 @@ import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specter_traces import UsageError
+
+if TYPE_CHECKING:
+    from specter_runtime.checkpoint import Checkpoint
 
 BUNDLED_FOLDER = Path(__file__).with_name("prompts")
 """Prompt sets that come with the package, `<name>.jsonl`."""
@@ -47,6 +50,19 @@ def read_passages(source: str) -> tuple[Passage, ...]:
     if not passages:
         raise UsageError(f"{path} holds no text")
     return passages
+
+
+def encode(passage: Passage, checkpoint: Checkpoint) -> list[int]:
+    """The passage's token ids; UsageError when it is words and the model has no tokenizer."""
+    if passage.tokens:
+        return list(passage.tokens)
+    if checkpoint.tokenizer is None:
+        raise UsageError(
+            f"{checkpoint.name} has no tokenizer.json: give prompts as token ids "
+            '(JSON lines with "tokens")'
+        )
+    tokens: list[int] = checkpoint.tokenizer(passage.text)["input_ids"]
+    return tokens
 
 
 def bundled_sets() -> list[str]:

@@ -27,9 +27,7 @@ class Sampling:
     def __post_init__(self) -> None:
         """UsageError for a temperature, top-k or top-p from which nothing can be drawn."""
         if not 0 < self.temperature < math.inf:
-            raise UsageError(
-                f"temperature must be above 0, got {self.temperature}: for greedy use --greedy"
-            )
+            raise UsageError(f"temperature must be above 0 and finite, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"top-k must be at least 1, got {self.top_k}")
         if not 0 < self.top_p <= 1:

@@ -1,4 +1,4 @@
-"""The command line `specter-run`. Heavy imports happen inside the commands."""
+"""`specter-run capture`: record a paired trace of a model and its quantized draft."""
 
 from __future__ import annotations
 
@@ -19,24 +19,10 @@ if TYPE_CHECKING:
     from specter_runtime.prompts import Passage
     from specter_traces import Decoding, Trace
 
-app = typer.Typer(
-    name="specter-run",
-    help="Run mixture-of-experts models and record what their routers choose.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
 _REPETITIVE = 0.2
 """Mean share of repeated 8-grams above which a trace flatters every cache."""
 
 
-@app.callback()
-def _root() -> None:
-    """Keep `capture` a named command although it is the only one."""
-
-
-@app.command()
 def capture(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Bundled model (tiny-moe) or a local folder.")],
@@ -55,6 +41,7 @@ def capture(
         bool, typer.Option("--greedy", help="Always the best token; small models loop.")
     ] = False,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Likeliest tokens that are sampled.")] = None,
     top_p: Annotated[float, typer.Option(help="Share of probability that is sampled.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampled text.")] = 0,
     new_tokens: Annotated[int, typer.Option(help="Tokens to write after a prompt.")] = 256,
@@ -71,17 +58,27 @@ def capture(
     threads: Annotated[int | None, typer.Option(help="CPU threads; else torch's choice.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Record a paired trace: the target's routes and a quantized draft's over the same text.
+    """Record a paired router trace of a model and its quantized draft.
 
     The target continues prompts (sampled unless --greedy) or follows a given text; then the draft,
     whose routed experts are quantized, reads the same tokens. Ctrl-C keeps finished sequences.
     """
+    from specter_runtime.capture import CaptureSettings
+    from specter_runtime.quantizer import parse
+    from specter_runtime.sampling import Sampling
     from specter_traces import save
 
     _check_output(out)
+    if temperature == 0:
+        raise UsageError("a temperature of 0 is greedy: use --greedy")
     decoding = _decoding(greedy, follow)
-    settings = _settings(
-        draft, group_size, decoding, temperature, top_p, seed, new_tokens, prompt_tokens, max_tokens
+    settings = CaptureSettings(
+        draft=parse(draft, group_size),
+        decoding=decoding,
+        sampling=Sampling(temperature, top_k, top_p, seed),
+        new_tokens=new_tokens,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
     )
     passages = _passages(follow or prompts, sequences)
     recorder = _open(model, dtype, threads, settings)
@@ -109,31 +106,6 @@ def _decoding(greedy: bool, follow: str | None) -> Decoding:
     if follow is not None:
         return Decoding.TEXT
     return Decoding.GREEDY if greedy else Decoding.SAMPLED
-
-
-def _settings(
-    draft: str,
-    group_size: int,
-    decoding: Decoding,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    new_tokens: int,
-    prompt_tokens: int,
-    max_tokens: int,
-) -> CaptureSettings:
-    from specter_runtime.capture import CaptureSettings
-    from specter_runtime.quantizer import parse
-    from specter_runtime.sampling import Sampling
-
-    return CaptureSettings(
-        draft=parse(draft, group_size),
-        decoding=decoding,
-        sampling=Sampling(temperature, top_p=top_p, seed=seed),
-        new_tokens=new_tokens,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-    )
 
 
 def _passages(source: str, limit: int | None) -> Sequence[Passage]:
@@ -234,29 +206,3 @@ def summarize(trace: Trace) -> dict[str, Any]:
         "gate_recall": float(statistics.gate_fidelity(trace).recall.mean()) if gate else None,
         "repetition": sum(trace.header.repetition) / len(trace.header.repetition),
     }
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run `specter-run` and exit: 0 fine, 1 the run failed, 2 usage, 130 interrupted."""
-    given = sys.argv[1:] if arguments is None else arguments
-    try:
-        result = app(args=given, prog_name="specter-run", obj=given, standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):
-        raise _failed("interrupted", 130) from None
-    except SpecterError as error:
-        raise _failed(str(error), error.exit_code) from None
-    except Exception as error:
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        # click's exceptions, whichever package they live in.
-        raise _failed(message(), getattr(error, "exit_code", 2)) from None
-    raise SystemExit(result if isinstance(result, int) else 0)
-
-
-def _failed(message: str, code: int) -> SystemExit:
-    """The exit, once its reason is told in one line; without arguments help was printed instead."""
-    line = " ".join(message.split())
-    if line:
-        print(f"error: {line}", file=sys.stderr)
-    return SystemExit(code)

@@ -1,0 +1,69 @@
+"""Opening a checkpoint and a session for a command, with progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from specter_runtime.cli.options import System, check_count, tell
+from specter_traces.errors import UsageError
+
+if TYPE_CHECKING:
+    from specter_runtime.checkpoint import Checkpoint
+    from specter_runtime.devices import DeviceKind
+    from specter_runtime.model_loading import Progress
+
+
+def load(system: System, model: str, *, quiet: bool = False) -> Checkpoint:
+    """The checkpoint of a model, as the system wants it computed; says what loading took."""
+    check_count("--threads", system.threads)
+    kind = device_kind(system)  # before anything is loaded
+    import torch
+
+    from specter_runtime.checkpoint import open_checkpoint
+
+    torch.set_num_threads(system.threads or _free_threads(kind))
+    with _progress() as progress:
+        checkpoint = open_checkpoint(model, system.dtype, progress)
+    if checkpoint.loading is not None and not quiet:
+        tell(str(checkpoint.loading))
+    return checkpoint
+
+
+def _free_threads(kind: DeviceKind) -> int:
+    """Torch's own choice, less the core on which an emulated link copies."""
+    import torch
+
+    from specter_runtime.devices import DeviceKind
+
+    own = torch.get_num_threads()
+    return max(1, own - 1) if kind is DeviceKind.EMULATED else own
+
+
+def device_kind(system: System) -> DeviceKind:
+    """The device by name. Raises UsageError with the nearest."""
+    from specter_runtime.devices import DeviceKind
+    from specter_sim.names import suggestion
+
+    kinds = {kind.value: kind for kind in DeviceKind}
+    if system.device not in kinds:
+        hint = suggestion(system.device, kinds)
+        raise UsageError(f'unknown device "{system.device}": {hint}')
+    return kinds[system.device]
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A bar of bytes read; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = ("loading", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -21,6 +21,15 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(WORDS[one.dtype]), other.view(WORDS[other.dtype]))
 
 
+def out_type(dtype: torch.dtype) -> OutType:
+    names: dict[torch.dtype, OutType] = {
+        torch.float32: "float32",
+        torch.bfloat16: "bfloat16",
+        torch.float16: "float16",
+    }
+    return names[dtype]
+
+
 def normal(rows: int, width: int, dtype: torch.dtype, exponent: int = 0, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, width, generator=generator) * 2.0**exponent
@@ -107,13 +116,34 @@ def test_native_decoding_is_table_times_scale_rounded_once(
     assert bool((out[rows * width :] == guard).all())
 
 
-def out_type(dtype: torch.dtype) -> OutType:
-    names: dict[torch.dtype, OutType] = {
-        torch.float32: "float32",
-        torch.bfloat16: "bfloat16",
-        torch.float16: "float16",
-    }
-    return names[dtype]
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_ties_round_to_even_for_every_kind_of_scale(
+    bits: int, dtype: torch.dtype, portable: bool
+) -> None:
+    scales = torch.arange(0, 0x7C00, 4, dtype=torch.int16).view(1, -1).view(torch.float16)
+    table = torch.arange(16) * 2 + (2049.0 if dtype is torch.float16 else 257.0)
+    codes = torch.arange(16, dtype=torch.uint8).repeat(1, scales.numel())
+    if bits == 8:
+        codes = codes + 112
+        table = torch.arange(112.0, 128.0)
+    expected = table.repeat(1, scales.numel()) * scales.float().repeat_interleave(16, dim=1)
+    packed = code_bytes.pack(codes, bits, 16)
+    out = torch.empty(expected.shape, dtype=dtype)
+    decode_codes(
+        packed.data_ptr(),
+        scales.data_ptr(),
+        [] if bits == 8 else table.tolist(),
+        bits,
+        1,
+        codes.shape[1],
+        16,
+        out.data_ptr(),
+        out_type(dtype),
+        portable=portable,
+    )
+    assert same_bits(out, expected.to(dtype))
 
 
 def test_codes_fill_a_group_from_the_lowest_bit_up_and_groups_start_on_a_byte() -> None:

@@ -31,9 +31,10 @@ Time after(Time time, Seconds duration) {
   return time + std::chrono::duration_cast<Clock::duration>(std::min(duration, kLongest));
 }
 
-// Sleeps of the calling thread end on time: by default Linux may add 50 us to each.
-void sleep_precisely() {
+// Gives the calling thread a name, and sleeps that end on time: by default Linux may add 50 us.
+void become_copy_thread() {
 #ifdef __linux__
+  prctl(PR_SET_NAME, "specter-copy", 0UL, 0UL, 0UL);
   prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
 #endif
 }
@@ -111,7 +112,7 @@ void CopyThread::close() {
 }
 
 void CopyThread::serve() {
-  sleep_precisely();
+  become_copy_thread();
   Lock lock(mutex_);
   while (!stop_) {
     report_due(Clock::now());

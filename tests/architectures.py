@@ -12,6 +12,13 @@ import torch
 from torch import Tensor
 from toy_checkpoints import LATENT_ATTENTION, VOCABULARY, Toy, make
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicIndexedLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+from specter_runtime.kv_cache import KvCache
 
 EXPERTS = 8
 WINDOW = 12
@@ -626,7 +633,7 @@ CANNOT_SPECULATE = {
     "kimi-linear": "recurrent state",
     "lara-mini": "recurrent state",
     "minimax": "recurrent state",
-    "minimax-attention": "recurrent state",
+    "minimax-attention": "own cache",
     "nemotron-h": "recurrent state",
     "qwen3-next": "recurrent state",
     "qwen3.5-moe": "recurrent state",
@@ -674,14 +681,20 @@ class PlainText(NamedTuple):
 
 
 @cache
-def plain_text(name: str, new_tokens: int = NEW_TOKENS) -> PlainText:
-    """Greedy text of the toy called `name` behind PROMPT, by plain `model.generate`."""
-    model: Any = model_of(name)
+def plain_text(name: str) -> PlainText:
+    """Plain decoding of the toy called `name`."""
+    return decode(model_of(name))
+
+
+def decode(model: PreTrainedModel) -> PlainText:
+    """Greedy text behind PROMPT by transformers' own `generate` and experts loop."""
+    model.set_experts_implementation("eager")
+    generator: Any = model
     with torch.inference_mode():
-        output = model.generate(
+        output = generator.generate(
             torch.tensor([PROMPT]),
             generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
-                max_new_tokens=new_tokens,
+                max_new_tokens=NEW_TOKENS,
                 do_sample=False,
                 pad_token_id=0,
                 return_dict_in_generate=True,
@@ -689,3 +702,47 @@ def plain_text(name: str, new_tokens: int = NEW_TOKENS) -> PlainText:
             ),
         )
     return PlainText(output.sequences[0, len(PROMPT) :].tolist(), torch.cat(output.logits))
+
+
+def markdown() -> str:
+    """The README's table: cache, whether windows can be taken back, and the depths tested."""
+    rows = [
+        "| toy | `model_type` | cache of its layers | speculates | depths tested |",
+        "|---|---|---|---|---|",
+    ]
+    for name, toy in ARCHITECTURES.items():
+        stuck = CANNOT_SPECULATE.get(name, "")
+        answer = f"no: {stuck} cannot be taken back" if stuck else "yes"
+        depths = "0" if stuck else "0, 1, 4, 8"
+        rows.append(f"| {name} | `{toy.model_type}` | {cache_of(name)} | {answer} | {depths} |")
+    families = ", ".join(f"`{name}`" for name in sorted(NO_TEXT_MODEL))
+    return "\n".join([*rows, "", f"Not opened as text models by transformers: {families}."])
+
+
+def cache_of(name: str) -> str:
+    """What the layers of the toy called `name` keep of a text, in words."""
+    cache = KvCache(model_of(name))
+    with torch.inference_mode():
+        cache.forward(model_of(name), torch.tensor(PROMPT))
+    words = [*map(_cache_words, cache.layers()), CANNOT_SPECULATE.get(name, "")]
+    kinds = dict.fromkeys(filter(None, words))
+    return ", ".join(kind for kind in kinds if not any(f"+ {kind}" in other for other in kinds))
+
+
+def _cache_words(layer: Any) -> str:
+    """What one layer's cache keeps; empty for a layer that keeps nothing."""
+    words = []
+    if isinstance(layer, CacheLayerMixin):
+        words.append("sliding window" if getattr(layer, "is_sliding", False) else "all keys")
+    if isinstance(layer, DynamicIndexedLayer) or hasattr(layer, "idx_keys"):
+        words.append("index keys")
+    if hasattr(layer, "compressed_kv"):
+        words.append("compressed keys")
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        recurrent = any(layer.is_recurrent_states_initialized.values())
+        words.append("recurrent state" if recurrent else "convolution state")
+    return " + ".join(words)
+
+
+if __name__ == "__main__":
+    print(markdown())

@@ -1,10 +1,10 @@
 """Torch's own CPU product with 4-bit integers, for symmetric codes that it accepts.
 
-It multiplies codes without decoding them first. Measured 2026-11-30 with
-benchmarks/draft_kernels.py (BF16, one thread of an AVX-512 EPYC, torch 2.13, groups of 64), as a
-share of the time of decoding and F.linear: 0.17 and 0.21 for [128, 256] with 1 and 4 tokens, 0.15
-and 0.17 for [256, 64], 0.11 and 0.32 for [2816, 2048]. Most of what a small product saves is the
-start of F.linear in BF16, which takes 0.8 of that time with the weight decoded beforehand.
+It multiplies codes without decoding them first. Measured 2026-12-01 with
+benchmarks/draft_kernels.py (BF16, one thread of a busy AVX-512 EPYC, torch 2.13, groups of 64), as
+a share of the time of decoding and F.linear: 0.23 and 0.30 for [128, 256] with 1 and 4 tokens, 0.34
+and 0.39 for [256, 64], 0.17 and 0.37 for [2816, 2048]. Most of what a small product saves is the
+start of F.linear in BF16, which takes 0.76 to 0.79 of that time with the weight decoded beforehand.
 
 The kernel has its own layout, beside the packed codes, and takes its scales in the type of the
 inputs: with BF16 its products are not those of the decoded weight to the last bit. Torch's 8-bit

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, CANNOT_SPECULATE, NEW_TOKENS, PROMPT, plain_text
+from architectures import ARCHITECTURES, CANNOT_SPECULATE, NEW_TOKENS, PROMPT, decode, plain_text
 from lossless_cases import GOVERNOR, SYSTEMS, Case, all_cases, config_of, some_cases
 from toy_checkpoints import make
 from toy_traces import toy_trace
@@ -51,9 +52,12 @@ def popular(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {layers: folder / f"{layers}.safetensors" for layers in depths}
 
 
-def open_toy(case: Case, trace: Path, device: DeviceKind = DeviceKind.IMMEDIATE) -> Session:
+def open_toy(
+    case: Case, trace: Path, *, device: DeviceKind = DeviceKind.IMMEDIATE, model: Any = None
+) -> Session:
     """A session of a fresh toy, whose slots are poisoned and whose loads are compared."""
-    checkpoint = Checkpoint(case.architecture, make(ARCHITECTURES[case.architecture]), None, "", "")
+    model = make(ARCHITECTURES[case.architecture]) if model is None else model
+    checkpoint = Checkpoint(case.architecture, model, None, "float32", "")
     options = SessionOptions(
         device=device, context_tokens=96, chunk_tokens=5, poison=True, check=True
     )
@@ -78,6 +82,46 @@ def test_a_session_writes_what_plain_decoding_writes(case: Case, popular: dict[i
         assert any("no speculation" in note for note in session.notes) == (
             case.depth > 0 and not speculates
         )
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_the_second_request_finds_its_experts_and_writes_the_same(depth: int) -> None:
+    case = Case("mellum", "predicted", depth, "all")
+    with open_toy(case, Path()) as session:
+        assert written(session) == plain_text("mellum").tokens
+        session.forget_requests()
+        assert written(session) == plain_text("mellum").tokens
+        assert session.result().loads == 0
+
+
+@pytest.mark.parametrize("slots", ["minimum", "all"])
+def test_layers_may_have_experts_of_different_sizes(slots: str) -> None:
+    case = Case("mixtral", "continuous", 4, slots)
+    expected = decode(with_a_wider_layer(make(ARCHITECTURES["mixtral"]))).tokens
+    assert expected != plain_text("mixtral").tokens
+    model = with_a_wider_layer(make(ARCHITECTURES["mixtral"]))
+    with open_toy(case, Path(), model=model) as session:
+        assert len(set(session.prepared.store.expert_bytes)) == 2
+        assert written(session) == expected
+
+
+def with_a_wider_layer(model: Any) -> Any:
+    """A Mixtral whose second layer has experts of another width."""
+    config = type(model.config)(**{**model.config.to_dict(), "intermediate_size": 80})
+    wider: Any = type(model.model.layers[1].mlp.experts)(config)
+    wider.config = model.config
+    generator = torch.Generator().manual_seed(0)
+    for weight in wider.parameters():
+        torch.nn.init.normal_(weight, std=0.2, generator=generator)
+    model.model.layers[1].mlp.experts = wider
+    return model
+
+
+def test_a_paced_link_changes_no_token() -> None:
+    case = Case("qwen2-moe", "continuous", 4, "minimum")
+    with open_toy(case, Path(), device=DeviceKind.EMULATED) as session:
+        assert written(session) == plain_text("qwen2-moe").tokens
+        assert session.result().stall_demand_s > 0
 
 
 def test_some_cases_meet_every_two_choices() -> None:

@@ -148,6 +148,40 @@ def test_a_shard_that_is_truncated_is_named(folder: Path, kept: int) -> None:
         open_checkpoint(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"shape": [31]}, r"'model\.norm\.weight' needs 124 bytes and has 128"),
+        ({"dtype": "F64"}, "needs 256 bytes and has 128"),
+        ({"dtype": "U64"}, "has number type 'U64'"),
+        ({"shape": [-32, -1]}, r"has shape \[-32, -1\]"),
+        ({"shape": [32.0]}, r"has shape \[32\.0\]"),
+        ({"shape": 32}, "has shape 32"),
+        ({"data_offsets": [0, 128]}, "does not start where its neighbour ends"),
+        ({"data_offsets": [128]}, r"at \[128\]"),
+        ({"data_offsets": None}, "at None"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_explained(
+    folder: Path, entry: dict[str, Any], message: str
+) -> None:
+    raw = (folder / SINGLE).read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    header["model.norm.weight"] |= entry
+    text = json.dumps(header).encode()
+    (folder / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text + raw[end:])
+    with pytest.raises(UsageError, match=rf"no whole safetensors file \(.*{message}"):
+        open_checkpoint(str(folder))
+
+
+def test_a_file_with_more_than_its_header_says_is_refused(folder: Path) -> None:
+    with (folder / SINGLE).open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(UsageError, match=r"should be \d+ bytes long and is \d+"):
+        open_checkpoint(str(folder))
+
+
 @pytest.mark.parametrize("index", [True, False])
 def test_a_tensor_in_two_shards_is_refused(folder: Path, index: bool) -> None:
     files = split(folder, index)
@@ -330,8 +364,10 @@ def test_progress_counts_every_byte_once(folder: Path) -> None:
 
 
 def test_loading_leaves_the_process_as_it_was(folder: Path, monkeypatch: Any) -> None:
-    threads = torch.get_num_threads()
+    threads = torch.get_num_threads() + 1
+    torch.set_num_threads(threads)
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "0")
     open_checkpoint(str(folder))
     assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == "0"
     assert torch.get_num_threads() == threads
+    torch.set_num_threads(threads - 1)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import Mxfp4Config
 
+from specter_runtime.freed_memory import give_back
 from specter_runtime.weight_files import Source
 from specter_traces.errors import SpecterError, UsageError, printable, shown
 
@@ -29,6 +30,7 @@ Progress = Callable[[int, int], None]
 
 _EXPERT = re.compile(r"(?P<layer>.*\bexperts)\.(?P<expert>\d{1,6})\.(?P<matrix>.+)", re.ASCII)
 _SPARE_ELEMENTS = 1 << 24  # buffers that a model computes and no file holds
+_HELD_BACK_BYTES = 64 << 20  # read before freed memory goes back to the system
 _AGAIN = "copy the checkpoint again"
 
 
@@ -83,6 +85,7 @@ class _Reading:
         self._progress = progress
         self._total_bytes = sum(source.nbytes for source in sources.values())
         self._read_bytes = 0
+        self._give_back_at = 0
 
     def tensors(self) -> dict[str, _Unread]:
         """A state dict whose tensors are read when they are sliced."""
@@ -92,6 +95,9 @@ class _Reading:
         """One tensor, and word of it."""
         tensor = source.read()
         self._read_bytes += source.nbytes
+        if self._read_bytes >= self._give_back_at:  # what merging experts left behind
+            give_back()
+            self._give_back_at = self._read_bytes + min(self._total_bytes // 32, _HELD_BACK_BYTES)
         if self._progress is not None:
             self._progress(self._read_bytes, self._total_bytes)
         return tensor

@@ -178,11 +178,9 @@ def _row(system: System, work: Work, rows: Rows, place: str) -> Row:
         return done
     tell(f"{place}{where}")
     try:
-        row = {**measure(system, work), "error": None}
+        return rows.add(measure(system, work))
     except SpecterError as error:
-        row = {**about(system, config, work), "error": str(error)}
-    rows.add(row)
-    return row
+        return rows.add({**about(system, config, work), "error": str(error)})
 
 
 def _table(rows: Sequence[Row], work: Work) -> str:
@@ -192,7 +190,7 @@ def _table(rows: Sequence[Row], work: Work) -> str:
 
     first = rows[0]
     parts = (
-        str(first["model"]),
+        Path(str(first["model"])).name,
         f"{format_bytes(first['budget_bytes'])} of device memory, {first['device']}",
         work.describe(),
         threads(int(first["threads"])),

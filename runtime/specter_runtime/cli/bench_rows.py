@@ -50,12 +50,14 @@ class Rows:
         found = (row for row in self._rows if row[KEY] == key and not row["error"])
         return next(found, None)
 
-    def add(self, row: Mapping[str, Value]) -> None:
-        """Add a row, in place of an earlier one of its key."""
+    def add(self, row: Mapping[str, Value]) -> Mapping[str, Value]:
+        """Add a row, in place of an earlier one of its key; returns it with all columns."""
+        whole = {name: row.get(name) for name in COLUMNS}
         self._rows = [other for other in self._rows if other[KEY] != row[KEY]]
-        self._rows.append({name: row.get(name) for name in COLUMNS})
+        self._rows.append(whole)
         if self._path is not None:
             write_atomic(self._path, _text(self._rows))
+        return whole
 
 
 def _text(rows: Sequence[Mapping[str, Value]]) -> str:
@@ -70,10 +72,10 @@ def _read(path: Path) -> list[dict[str, Value]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
+            columns, rows = tuple(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
-    if tuple(reader.fieldnames or ()) != COLUMNS:
+    if columns != COLUMNS:
         raise UsageError(f"{path} is no table of this bench: give --out another name")
     return [{name: _value(text) for name, text in row.items()} for row in rows]
 

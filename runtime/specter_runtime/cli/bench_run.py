@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ class Work:
 
     def describe(self) -> str:
         """ "30 prompts of starters, 64 tokens each, greedy"."""
-        texts = f"{len(self.passages)} prompts of {self.source}"
+        texts = f"{len(self.passages)} prompts of {Path(self.source).name}"
         return f"{texts}, {self.new_tokens} tokens each, {self.drawn()}"
 
     def drawn(self) -> str:

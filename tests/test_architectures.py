@@ -15,6 +15,7 @@ from architectures import (
     EXPERTS,
     NO_TEXT_MODEL,
     PROMPT,
+    cache_of,
     model_of,
     plain_text,
 )
@@ -158,6 +159,14 @@ def test_a_window_can_be_taken_back_exactly_where_the_table_says_so(name: str) -
     for place, logits in decoded.items():
         assert torch.allclose(logits, expected[place - len(PROMPT)], atol=1e-4)
     assert len(decoded) == sum(accepted + 1 for _, accepted in DEPTHS_AND_ACCEPTED)
+
+
+def test_the_table_says_what_caches_keep() -> None:
+    assert cache_of("mixtral") == "all keys"
+    assert cache_of("mellum") == "sliding window, all keys"
+    assert cache_of("zaya") == "sliding window + recurrent state, all keys + recurrent state"
+    assert cache_of("deepseek-v4") == "sliding window + compressed keys, sliding window"
+    assert cache_of("nemotron-h-attention") == "all keys"
 
 
 def decode_in_windows(model: Any, cache: Any, text: list[int]) -> dict[int, torch.Tensor]:

@@ -16,7 +16,7 @@ from toy_checkpoints import TOYS, VOCABULARY, Toy, make, write
 from specter_runtime.capture import CaptureSettings, Recorder, accept_probability, count_flips
 from specter_runtime.checkpoint import Checkpoint, open_checkpoint
 from specter_runtime.continuation import continue_prompt
-from specter_runtime.draft_swap import DraftExperts
+from specter_runtime.capture_weights import SwappedWeights
 from specter_runtime.experts import expert_weights, install
 from specter_runtime.prompts import Passage
 from specter_runtime.quantizer import parse
@@ -174,7 +174,7 @@ def test_only_routed_expert_weights_differ_in_the_draft(name: str) -> None:
     model = toy_checkpoint(name).model
     layers = install(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with DraftExperts(layers, parse("base2", 32)).applied():
+    with SwappedWeights(layers, parse("base2", 32)).draft():
         changed = {
             key for key, value in model.state_dict().items() if not torch.equal(value, before[key])
         }
@@ -225,7 +225,7 @@ def test_draft_groups_run_along_the_input_of_transposed_experts() -> None:
     assert weight.shape == (8, 32, 96)  # [E, D, 2F]
     code = parse("base2", 32)
     expected = code.draft_weight(weight[3].T).T
-    with DraftExperts(layers, code).applied():
+    with SwappedWeights(layers, code).draft():
         assert torch.equal(weight[3], expected)
 
 

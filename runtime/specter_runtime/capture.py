@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specter_runtime.capture_weights import SwappedWeights, Weights
 from specter_runtime.checkpoint import Checkpoint
 from specter_runtime.continuation import continue_prompt
-from specter_runtime.draft_swap import DraftExperts
 from specter_runtime.experts import install
 from specter_runtime.next_layer_gate import BlockInputs
 from specter_runtime.prompts import Passage, encode
@@ -91,13 +91,18 @@ class _Reading:
 class Recorder:
     """Target and draft of one checkpoint, ready to record one sequence after another."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: CaptureSettings) -> None:
-        """Hook the experts and quantize the draft; SpecterError when the model has no MoE layer."""
+    def __init__(
+        self, checkpoint: Checkpoint, settings: CaptureSettings, weights: Weights | None = None
+    ) -> None:
+        """Hook the experts and quantize the draft; SpecterError when the model has no MoE layer.
+
+        `weights`: how to compute as target and as draft, where the experts have moved out already.
+        """
         self._checkpoint = checkpoint
         self._settings = settings
-        self._layers = install(checkpoint.model)
+        self._layers = install(checkpoint.model) if weights is None else weights.layers
         self._inputs = BlockInputs(self._layers)
-        self._draft = DraftExperts(self._layers, settings.draft)
+        self._weights = SwappedWeights(self._layers, settings.draft) if weights is None else weights
         self._notes: set[str] = set()
         self._flips = 0
 
@@ -137,6 +142,11 @@ class Recorder:
         )
         return concatenate(header, parts)
 
+    def record_text(self, name: str, tokens: Sequence[int], prompt_length: int) -> Trace:
+        """Record one given text, of which the first `prompt_length` tokens are the prompt."""
+        passage = Passage(name, "", "", tuple(tokens))
+        return self._record(_Text(passage, list(tokens), prompt_length))
+
     def _tokenize(self, passage: Passage) -> list[int]:
         tokens = encode(passage, self._checkpoint)
         if self._settings.decoding is Decoding.TEXT:
@@ -175,10 +185,11 @@ class Recorder:
 
     def _record(self, text: _Text) -> Trace:
         with torch.inference_mode():
-            with self._inputs.listening():
+            with self._weights.target(), self._inputs.listening():
                 target = self._read(text.tokens)
-            gate = self._inputs.gate_ids()
-            with self._draft.applied():
+            with self._weights.target():
+                gate = self._inputs.gate_ids()
+            with self._weights.draft():
                 draft = self._read(text.tokens)
             tokens = _token_columns(text, target, draft, self._settings.sampling)
         if self._settings.decoding is Decoding.GREEDY:

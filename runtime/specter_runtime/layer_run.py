@@ -8,6 +8,7 @@ the loop's own sum. So the result has the same bits whatever the order of arriva
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class LayerRun:
         """hidden: [T, D] what enters the experts; ids, weights: [T, K] the router's choice."""
         self._module, self._hidden, self._ids, self._weights = module, hidden, ids, weights
         self._output: Tensor | None = None
+        self._uses: Counter[int] = Counter()
         self._added: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -34,10 +36,14 @@ class LayerRun:
 
     def union(self) -> list[int]:
         """The experts that some token chose, ascending."""
-        count = self._module.num_experts
-        chosen = {expert for row in self._ids.tolist() for expert in row}
+        self._uses = Counter(expert for row in self._ids.tolist() for expert in row)
         # Some routers answer "none" with an id past the last expert.
-        return sorted(expert for expert in chosen if 0 <= expert < count)
+        count = int(self._module.num_experts)  # type: ignore[arg-type]
+        return sorted(expert for expert in self._uses if 0 <= expert < count)
+
+    def routes(self, experts: Sequence[int]) -> int:
+        """Token-expert pairs of some experts of the union."""
+        return sum(self._uses[expert] for expert in experts)
 
     def run_all(self) -> None:
         """Compute every expert of the union: all of them are resident."""
@@ -47,7 +53,7 @@ class LayerRun:
     def run(self, experts: Sequence[int]) -> None:
         """Compute some experts of the union, all of them resident; each once in a pass."""
         chosen = torch.isin(self._ids, torch.tensor(experts))
-        # Rank by rank, as the loop over everything goes: each matrix product then has the same rows.
+        # Rank by rank, as the loop over everything goes: each product then has the same rows.
         ranks, tokens = torch.where(chosen.T)
         pairs = (self._hidden[tokens], self._ids[tokens, ranks], self._weights[tokens, ranks])
         caught = _Additions()

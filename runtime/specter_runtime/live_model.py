@@ -154,7 +154,7 @@ class LiveModel:
             inputs = self._text[begin : begin + self._prompt_pass]
         else:
             inputs = [self._text[-1], *self._proposals]
-        with self.stopwatch.verifying() as timed:
+        with self.stopwatch.verifying(len(inputs)) as timed:
             self._target.visit = timed.around(visit)
             self._logits = self._forward(inputs)
 
@@ -172,7 +172,7 @@ class LiveModel:
         """What the next layer's router picks for what entered this one."""
         if self._gate is None:
             return ()
-        with self.stopwatch.computing():
+        with self.stopwatch.asking():
             return self._gate.next_choice(layer)
 
     def run(self, layer: int, experts: Sequence[int]) -> None:
@@ -180,9 +180,9 @@ class LiveModel:
         used = [expert for expert in experts if expert in self._left]
         if not used:
             return
-        with self.stopwatch.computing(f"{len(used)} experts of layer {layer}"):
+        run = self._target.run
+        with self.stopwatch.applying(layer, len(used), run.routes(used)):
             lease = self._slots.lease(layer, used)
-            run = self._target.run
             if len(used) == len(self._left) and not run.began:
                 run.run_all()
             else:

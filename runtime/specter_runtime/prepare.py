@@ -1,8 +1,4 @@
-"""From a loaded checkpoint to everything a session needs before it has a device.
-
-Experts move into the host's store and are quantized on their way; what is left of the model is
-measured, and device memory is divided.
-"""
+"""From a loaded checkpoint to everything a session needs before it has a device."""
 
 from __future__ import annotations
 
@@ -10,15 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from specter_runtime.budget import Budget, Fixed, plan_budget
-from specter_runtime.calibrate import measured_expectation
 from specter_runtime.checkpoint import Checkpoint
 from specter_runtime.draft_weights import DraftWeights
+from specter_runtime.expectation import measured_expectation
 from specter_runtime.expert_store import ExpertStore
-from specter_runtime.experts import ExpertLayer, install
-from specter_runtime.live_model import Network
 from specter_runtime.live_rules import (
     Policies,
     live_policies,
@@ -26,10 +19,10 @@ from specter_runtime.live_rules import (
     live_state,
     needs_popularity,
 )
+from specter_runtime.loaded_model import LoadedModel
 from specter_runtime.options import SessionOptions
-from specter_runtime.quantizer import parse
-from specter_runtime.survey import Survey, survey
-from specter_runtime.weight_table import stand_in
+from specter_runtime.quantizer import DraftCode, parse
+from specter_runtime.survey import Survey
 from specter_sim.config import RunConfig
 from specter_sim.hardware import Link
 from specter_sim.offload.offloader import Rules
@@ -43,19 +36,31 @@ from specter_traces.statistics import popularity
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model whose experts have moved out, with its memory plan and its rules' beginnings."""
+    """A model whose experts have moved out, with a memory plan and its rules' beginnings."""
 
-    checkpoint: Checkpoint
+    loaded: LoadedModel
     config: RunConfig
     options: SessionOptions
     policies: Policies
-    network: Network
-    store: ExpertStore
     draft: DraftWeights | None
-    survey: Survey
     budget: Budget
     popularity: NDArray[np.float64]
     notes: tuple[str, ...]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The loaded model."""
+        return self.loaded.checkpoint
+
+    @property
+    def store(self) -> ExpertStore:
+        """The experts in host memory."""
+        return self.loaded.store
+
+    @property
+    def survey(self) -> Survey:
+        """What the model is like."""
+        return self.loaded.survey
 
     @property
     def link(self) -> Link:
@@ -85,7 +90,7 @@ class Prepared:
             assert self.draft is not None
             load_s = self.link.copy_s(int(self.load_bytes))
             sources, top_k = self.draft.sources(), self.survey.top_k
-            return measured_expectation(self.network, sources, top_k, load_s)(most)
+            return measured_expectation(self.loaded.network, sources, top_k, load_s)(most)
 
         return live_rules(self.policies, int(self.load_bytes), expect)
 
@@ -105,56 +110,40 @@ def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) 
 
     UsageError for a configuration that cannot run, or a budget that is too small.
     """
-    policies = check_config(config)
-    layers = install(checkpoint.model)
-    found = survey(checkpoint.model, layers)
+    drafts = check_config(config).drafts
+    code = _draft_code(config, options) if drafts else None
+    return plan(LoadedModel.take(checkpoint, code), config, options)
+
+
+def plan(loaded: LoadedModel, config: RunConfig, options: SessionOptions) -> Prepared:
+    """Plan the memory of a model whose experts are in a store already; errors as `prepare`."""
+    policies, found, name = check_config(config), loaded.survey, loaded.checkpoint.name
+    _check_layers(config, policies, loaded.store, name)
     draft = None
     if policies.drafts and not found.obstacle:
-        draft = DraftWeights(layers, parse(*_draft_code(config, options)))
-    store = ExpertStore.take(layers, None if draft is None else draft.add)
-    _check_layers(config, policies, store, checkpoint.name)
-    names = [[part.name for part in parts] for parts in store.parts]
-    network = Network(checkpoint.model, layers, stand_in(layers, names))
-    fixed = _fixed(checkpoint.model, layers, draft, store, found, policies, options)
-    budget = plan_budget(config.memory, store, fixed, found.top_k, checkpoint.name)
+        draft = loaded.draft(_draft_code(config, options))
+    fixed = _fixed(loaded, draft, policies, options)
+    budget = plan_budget(config.memory, loaded.store, fixed, found.top_k, name)
     notes = [_obstacle_note(found)] if policies.drafts and found.obstacle else []
     if options.lock_bytes is not None:
-        notes.append(_lock(store, options.lock_bytes))
-    return Prepared(
-        checkpoint,
-        config,
-        options,
-        policies,
-        network,
-        store,
-        draft,
-        found,
-        budget,
-        _popularity(config, policies, store, checkpoint.name),
-        tuple(notes),
-    )
+        notes.append(_lock(loaded.store, options.lock_bytes))
+    popular = _popularity(config, policies, loaded.store, name)
+    return Prepared(loaded, config, options, policies, draft, budget, popular, tuple(notes))
 
 
-def _draft_code(config: RunConfig, options: SessionOptions) -> tuple[str, int]:
-    """Name and group size of the draft's code."""
+def _draft_code(config: RunConfig, options: SessionOptions) -> DraftCode:
     bits = config.experts.draft_bits
     name = options.draft or ("int8" if bits == 8 else f"base{bits or 4}")
-    return name, config.experts.group_size
+    return parse(name, config.experts.group_size)
 
 
 def _fixed(
-    model: PreTrainedModel,
-    layers: tuple[ExpertLayer, ...],
-    draft: DraftWeights | None,
-    store: ExpertStore,
-    found: Survey,
-    policies: Policies,
-    options: SessionOptions,
+    loaded: LoadedModel, draft: DraftWeights | None, policies: Policies, options: SessionOptions
 ) -> Fixed:
-    deepest = policies.deepest if draft is not None else 0
+    found, deepest = loaded.survey, policies.deepest if draft is not None else 0
     context = options.context_tokens + deepest + 1
     widest = context if found.obstacle else max(options.chunk_tokens, deepest + 1)
-    scratch = _activation_bytes(model, store, found.top_k, widest, deepest + 1)
+    scratch = _activation_bytes(loaded, widest, deepest + 1)
     return Fixed(
         dense_bytes=found.dense_bytes,
         draft_bytes=0 if draft is None else draft.nbytes,
@@ -164,10 +153,9 @@ def _fixed(
     )
 
 
-def _activation_bytes(
-    model: PreTrainedModel, store: ExpertStore, top_k: int, tokens: int, verified: int
-) -> int:
+def _activation_bytes(loaded: LoadedModel, tokens: int, verified: int) -> int:
     """Activations of the widest pass: hidden states, a dense layer's, the experts', the logits."""
+    model, store, top_k = loaded.checkpoint.model, loaded.store, loaded.survey.top_k
     text = model.config.get_text_config()
     hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
     widest = max(int(weight.shape[0]) for weight in model.parameters() if weight.ndim == 2)

@@ -36,9 +36,13 @@ __all__ = ["Session", "SessionOptions"]
 class Session:
     """One prepared model on one device. Requests are served one by one; residents stay."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        """Make the device. Initial residents are in their slots before the first request."""
+    def __init__(self, prepared: Prepared, *, owns_model: bool = False) -> None:
+        """Make the device. Initial residents are in their slots before the first request.
+
+        `owns_model`: closing the session gives the experts' host memory back.
+        """
         self.prepared = prepared
+        self._owns_model = owns_model
         self.spans: list[Span] = []
         self.journals: list[Journal] = []
         self._served: list[Served] = []
@@ -68,12 +72,12 @@ class Session:
     @classmethod
     def of(cls, checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) -> Session:
         """A session of a loaded model, whose experts move into the session's store."""
-        return cls(prepare(checkpoint, config, options))
+        return cls(prepare(checkpoint, config, options), owns_model=True)
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The loaded model."""
-        return self.prepared.checkpoint
+        return self.prepared.loaded.checkpoint
 
     @property
     def budget(self) -> Budget:
@@ -142,9 +146,10 @@ class Session:
         self.spans.clear()
 
     def close(self) -> None:
-        """Stop the link and give memory back."""
+        """Stop the link."""
         self.device.close()
-        self.prepared.store.close()
+        if self._owns_model:
+            self.prepared.loaded.close()
 
     def __enter__(self) -> Session:
         return self
@@ -159,9 +164,9 @@ class Session:
 
     def _new_model(self, timeline: list[Span] | None) -> LiveModel:
         prepared = self.prepared
-        gate = BlockInputs(prepared.network.layers) if prepared.policies.uses_gate else None
+        gate = BlockInputs(prepared.loaded.network.layers) if prepared.policies.uses_gate else None
         return LiveModel(
-            prepared.network,
+            prepared.loaded.network,
             self.slots,
             self.device,
             prepared.draft,

@@ -8,8 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from specter_sim.results import Span
+
+
+@dataclass
+class Samples:
+    """Single timings, for a cost model to be fitted to.
+
+    Attributes:
+        drafts: seconds of draft forwards.
+        passes: (tokens, seconds without experts, seconds of scheduling) of target forwards.
+        runs: (experts, routes, seconds) of calls that applied experts.
+    """
+
+    drafts: list[float] = field(default_factory=list)
+    passes: list[tuple[int, float, float]] = field(default_factory=list)
+    runs: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 class Stopwatch:
@@ -25,6 +41,7 @@ class Stopwatch:
         self.draft_s = 0.0
         self.compute_s = 0.0
         self.scheduling_s = 0.0
+        self.samples: Samples | None = None
         self._now, self._waited, self._timeline = now, waited, timeline
 
     @contextmanager
@@ -34,27 +51,45 @@ class Stopwatch:
         yield timed
         timed.seconds = self._now() - began_s
         self.draft_s += timed.seconds
+        if self.samples is not None:
+            self.samples.drafts.append(timed.seconds)
         self._mark("draft", f"draft {step}", began_s)
 
     @contextmanager
-    def verifying(self) -> Iterator[Timed]:
-        """One target forward."""
+    def verifying(self, tokens: int) -> Iterator[Timed]:
+        """One target forward over `tokens` tokens."""
         timed, began_s, waited_s = Timed(self._now), self._now(), self._waited()
+        scheduled_s = self.scheduling_s
         yield timed
-        self.compute_s += self._now() - began_s - timed.visits_s
+        compute_s = self._now() - began_s - timed.visits_s
+        self.compute_s += compute_s
         self.scheduling_s += timed.visits_s - (self._waited() - waited_s)
+        if self.samples is not None:
+            self.samples.passes.append((tokens, compute_s, self.scheduling_s - scheduled_s))
         self._mark("verify", "target pass", began_s)
 
     @contextmanager
-    def computing(self, name: str = "") -> Iterator[None]:
-        """A part of a visit that computes."""
+    def asking(self) -> Iterator[None]:
+        """A part of a visit that computes hints."""
+        began_s = self._now()
+        yield
+        self._computed(self._now() - began_s)
+
+    @contextmanager
+    def applying(self, layer: int, experts: int, routes: int) -> Iterator[None]:
+        """A part of a visit that applies experts to so many token-expert pairs."""
         began_s = self._now()
         yield
         seconds = self._now() - began_s
+        self._computed(seconds)
+        if self.samples is not None:
+            self.samples.runs.append((experts, routes, seconds))
+        if self._timeline is not None:
+            self._mark("compute", f"{experts} experts of layer {layer}", began_s)
+
+    def _computed(self, seconds: float) -> None:
         self.compute_s += seconds
         self.scheduling_s -= seconds
-        if name:
-            self._mark("compute", name, began_s)
 
     def _mark(self, kind: str, name: str, began_s: float) -> None:
         if self._timeline is not None:

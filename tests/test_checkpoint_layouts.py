@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from toy_checkpoints import TOYS, write
 
-from specter_runtime.checkpoint import Checkpoint, open_checkpoint
+from specter_runtime import checkpoint
+from specter_runtime.checkpoint import Checkpoint, LoadTime, open_checkpoint
+from specter_runtime.disk_rate import disk_bytes_per_s
 from specter_runtime.expert_store import ExpertStore
 from specter_runtime.experts import install
 from specter_runtime.weight_files import INDEX
@@ -84,8 +86,8 @@ def split(folder: Path, index: bool = True, count: int = 3) -> list[Path]:
 
 def check(folder: Path, expected: Experts, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Open, take the experts, and compare each one's bytes."""
-    checkpoint = open_checkpoint(str(folder))
-    store = ExpertStore.take(install(checkpoint.model))
+    opened = open_checkpoint(str(folder))
+    store = ExpertStore.take(install(opened.model))
     assert [(la, e) for la in range(store.layers) for e in range(store.experts[la])] == [*expected]
     for place, parts in expected.items():
         found = store.weights(*place)
@@ -94,7 +96,7 @@ def check(folder: Path, expected: Experts, dtype: torch.dtype = torch.float32) -
             assert found[name].dtype == dtype
             assert torch.equal(found[name], weight.to(dtype)), (place, name)
     store.verify()
-    return checkpoint
+    return opened
 
 
 def test_one_tensor_a_matrix(folder: Path) -> None:
@@ -240,8 +242,8 @@ def test_an_expert_left_in_another_number_type_is_cast_and_said(folder: Path) ->
     weights[odd] = torch.randn(weights[odd].shape)
     put(weights, folder / SINGLE)
     edit_config(folder, dtype="bfloat16")
-    checkpoint = check(folder, mixtral_experts(weights), torch.bfloat16)
-    assert checkpoint.precision == "bfloat16 and float32 weights, bfloat16 arithmetic"
+    opened = check(folder, mixtral_experts(weights), torch.bfloat16)
+    assert opened.precision == "bfloat16 and float32 weights, bfloat16 arithmetic"
 
 
 def test_layers_with_different_numbers_of_experts_stay_apart(tmp_path: Path) -> None:
@@ -361,6 +363,18 @@ def test_progress_counts_every_byte_once(folder: Path) -> None:
     assert len(seen) == len(read(folder))
     assert loading.disk_bytes_per_s is None  # too small to measure a disk with
     assert str(loading).startswith("loaded 508 kB in ")
+
+
+def test_the_disks_rate_is_measured_on_the_file_and_printed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = disk_bytes_per_s(folder / SINGLE)
+    assert rate is None or 1e5 < rate < 1e12
+    text = str(LoadTime(43_000_000, 0.4, 1.2e9))
+    assert text == "loaded 43.0 MB in 0.40 s (108 MB/s; disk read 1.20 GB/s)"
+    monkeypatch.setattr(checkpoint, "SAMPLE_BYTES", 200_000)  # so that a toy counts as large
+    loading = open_checkpoint(str(folder)).loading
+    assert loading is not None and (loading.disk_bytes_per_s is None) is (rate is None)
 
 
 def test_loading_leaves_the_process_as_it_was(folder: Path, monkeypatch: Any) -> None:

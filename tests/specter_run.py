@@ -61,7 +61,7 @@ class InterruptedSession(Session):
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> type[InterruptedSession]:
     """Commands open such a session."""
-    for module in ("session", "cli.bench_run"):
+    for module in ("session", "cli.workbench"):
         monkeypatch.setattr(f"specter_runtime.{module}.Session", InterruptedSession)
     monkeypatch.setattr(InterruptedSession, "prompts", [])
     return InterruptedSession

@@ -32,7 +32,8 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def bench(capsys: Capture, *options: object) -> Told:
-    return run(capsys, "bench", *options, "--new-tokens", 4, "--threads", 1)
+    given = ("--new-tokens", 4, "--threads", 1)
+    return run(capsys, "bench", *options, *given, "--no-predict")
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -54,6 +55,34 @@ def test_policies_share_one_memory(
     plain, drafted = by_policy["plain"], by_policy["plain-drafted"]
     assert drafted["draft_bytes"] > 0 == plain["draft_bytes"]
     assert by_policy["paper-artifact"]["buffer_bytes"] > plain["buffer_bytes"]
+
+
+def test_predictions_stand_beside_what_was_measured(
+    toy: Path, prompts: Path, capsys: Capture
+) -> None:
+    given = (toy, "--prompts", prompts, "--vram", "1 MB", "--threads", 1, "--new-tokens", 12)
+    told = run(capsys, "bench", *given, "--policy", "plain", "--link", "10 MB/s")
+    assert told.code == 0 and all(len(line) <= 80 for line in told.out.splitlines())
+    assert "predicted" in told.out
+    two = ("--policy", "plain", "--policy", "plain-drafted")
+    rows = run(capsys, "bench", *given, *two, "--json").document()["rows"]
+    for row in rows:
+        assert row["predicted_fast_tpot_s"] <= row["predicted_tpot_s"]
+        assert row["predicted_tpot_s"] <= row["predicted_slow_tpot_s"]
+        assert 0.1 < row["predicted_bytes_per_token"] / row["bytes_per_token"] < 10
+        assert 0.1 < row["predicted_tpot_s"] / row["tpot_s"] < 10
+
+
+def test_a_tuned_file_is_a_policy_too(
+    toy: Path, prompts: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "best.toml"
+    path.write_text('[policy]\neviction = "fifo"\n')
+    given = (toy, "--prompts", prompts, "--config", path, "--vram", "1 MB")
+    both = ("--policy", "as-configured", "--policy", "on-demand-lru")
+    told = bench(capsys, *given, *both, "--device", "immediate", "--json")
+    first, second = told.document()["rows"]
+    assert first["policy"].startswith("fifo") and second["policy"] == "on-demand-lru"
 
 
 def test_without_a_budget_it_is_that_of_half_the_experts(
@@ -128,12 +157,10 @@ def test_what_cannot_run_is_a_row_and_is_tried_again(
 
 def test_loops_are_told(toy: Path, prompts: Path, capsys: Capture) -> None:
     given = (toy, "--prompts", prompts, "--vram", "1 MB", "--device", "immediate")
-    told = run(capsys, "bench", *given, "--policy", "plain", "--new-tokens", 40)
-    repeats = "8-grams are repeats" in told.out
-    document = run(
-        capsys, "bench", *given, "--policy", "plain", "--new-tokens", 40, "--json"
-    ).document()
-    assert repeats == (document["rows"][0]["repetition"] > 0.2) and repeats
+    asked = ("--policy", "plain", "--new-tokens", 60, "--no-predict", "--threads", 1)
+    assert "8-grams are repeats" in " ".join(run(capsys, "bench", *given, *asked).out.split())
+    (row,) = run(capsys, "bench", *given, *asked, "--json").document()["rows"]
+    assert row["repetition"] > 0.2
 
 
 @pytest.mark.parametrize(

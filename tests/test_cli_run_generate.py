@@ -14,6 +14,8 @@ from specter_run import InterruptedSession, interrupted, run
 from toy_checkpoints import TOYS, write
 
 from specter_runtime.cli.generate import PROMPT
+from specter_runtime.cli.opening import set_threads
+from specter_runtime.cli.options import System
 from specter_runtime.continuation import continue_prompt
 from specter_sim.config import build, to_toml
 
@@ -202,18 +204,19 @@ def test_bad_requests_get_one_line(
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
 
 
-def test_threads_leave_a_core_to_an_emulated_link(capsys: Capture) -> None:
-    from specter_runtime.cli.opening import load
-    from specter_runtime.cli.options import System
-
+def test_threads_leave_a_core_to_an_emulated_link() -> None:
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(4)
-        load(System(), "tiny-moe")
-        assert torch.get_num_threads() == 3
-        load(System(device="immediate"), "tiny-moe")
-        assert torch.get_num_threads() == 3
-        load(System(threads=2), "tiny-moe")
-        assert torch.get_num_threads() == 2
+        for system, threads in (
+            (System(), 3),
+            (System(device="immediate"), 4),
+            (System(threads=2), 2),
+        ):
+            torch.set_num_threads(4)
+            set_threads(system)
+            assert torch.get_num_threads() == threads
+        torch.set_num_threads(1)
+        set_threads(System())
+        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

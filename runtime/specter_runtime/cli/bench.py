@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +37,7 @@ from specter_traces.errors import SpecterError, UsageError
 
 if TYPE_CHECKING:
     from specter_runtime.cli.bench_rows import Rows
-    from specter_runtime.cli.bench_run import Work
+    from specter_runtime.cli.workbench import Work, Workbench
 
 Row = Mapping[str, Any]
 
@@ -50,6 +51,9 @@ POLICIES = (
 )
 """What is compared when nobody says what."""
 
+AS_CONFIGURED = "as-configured"
+"""The policy that names what a configuration file says, or nothing where it says nothing."""
+
 _REPETITIVE = 0.2
 
 
@@ -57,7 +61,9 @@ def bench(
     model: ModelArgument = None,
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="Only this one; may be repeated [default: six of them]."),
+        typer.Option(
+            "--policy", help="A preset, plain, plain-drafted or as-configured; may be repeated."
+        ),
     ] = None,
     vram: VramOption = None,
     links: Annotated[
@@ -82,6 +88,10 @@ def bench(
         Path | None,
         typer.Option(metavar="FILE", help="CSV file of the rows; those it has are not run again."),
     ] = None,
+    predict: Annotated[
+        bool,
+        typer.Option("--predict/--no-predict", help="Also tell what the simulator expects."),
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies at equal device memory.
@@ -89,8 +99,8 @@ def bench(
     The draft's bytes are charged. Without --vram the memory is what half of the experts need beside
     the rest, without a draft.
     """
-    from specter_runtime.cli.bench_run import Work
     from specter_runtime.cli.files import check_writable
+    from specter_runtime.cli.workbench import Work
     from specter_runtime.prompts import read_passages
 
     check_count("--new-tokens", new_tokens)
@@ -106,7 +116,8 @@ def bench(
         threads=threads,
     )
     passages = read_passages(prompts)[:sequences]
-    work = Work(passages, prompts, new_tokens, sampling_of(temperature, top_k, top_p, seed))
+    sampling = sampling_of(temperature, top_k, top_p, seed)
+    work = Work(passages, prompts, new_tokens, sampling, predict)
     _run(base, policies or POLICIES, links or [None], work, out, as_json)
 
 
@@ -119,10 +130,12 @@ def _run(
     as_json: bool,
 ) -> None:
     from specter_runtime.cli.bench_rows import Rows
+    from specter_runtime.cli.workbench import Workbench
 
-    systems = _systems(base, policies, links, work)
+    systems = _systems(base, policies, links)
     rows = Rows(out)
-    told, interrupted = _measured(systems, work, rows)
+    with closing(Workbench(base, work)) as bench:
+        told, interrupted = _measured(_at_equal_memory(systems, bench), bench, rows)
     if as_json:
         print_json({"date": today(), "work": work.describe(), "rows": told})
     elif told:
@@ -133,15 +146,12 @@ def _run(
         raise SpecterError(f"no policy could run: {told[0]['error']}")
 
 
-def _systems(
-    base: System, policies: Sequence[str], links: Sequence[str | None], work: Work
-) -> list[System]:
-    """One system a policy and link, all with the same memory; UsageError before anything runs."""
+def _systems(base: System, policies: Sequence[str], links: Sequence[str | None]) -> list[System]:
+    """One system a policy and link; UsageError before anything is loaded."""
     from specter_runtime.checkpoint import find_folder
-    from specter_runtime.cli.bench_run import half_resident_bytes
 
     systems = [
-        replace(base, policy=policy, link=link)
+        replace(base, policy=None if policy == AS_CONFIGURED else policy, link=link)
         for link in dict.fromkeys(links)
         for policy in dict.fromkeys(policies)
     ]
@@ -149,38 +159,41 @@ def _systems(
     find_folder(configs[0].model)
     if any(config.memory.slots or config.memory.slots_per_layer for config in configs):
         raise UsageError("a bench compares at equal memory: give --vram instead of slots")
-    if configs[0].memory.budget is not None:
+    return systems
+
+
+def _at_equal_memory(systems: list[System], bench: Workbench) -> list[System]:
+    if configuration(systems[0]).memory.budget is not None:
         return systems
-    vram = f"{half_resident_bytes(base, work)} B"
+    vram = f"{bench.half_resident_bytes()} B"
     return [replace(system, vram=vram) for system in systems]
 
 
-def _measured(systems: Sequence[System], work: Work, rows: Rows) -> tuple[list[Row], bool]:
+def _measured(systems: Sequence[System], bench: Workbench, rows: Rows) -> tuple[list[Row], bool]:
     """One row a system; True when Ctrl-C ended it early."""
     told: list[Row] = []
     for number, system in enumerate(systems, start=1):
-        place = f"{number} of {len(systems)}: {system.policy}"
+        link = "" if system.link is None else f", link {system.link}"
+        place = f"{number} of {len(systems)}: {system.policy or AS_CONFIGURED}{link}"
         try:
-            told.append(_row(system, work, rows, place))
+            told.append(_row(system, bench, rows, place))
         except KeyboardInterrupt:
             return told, True
     return told, False
 
 
-def _row(system: System, work: Work, rows: Rows, place: str) -> Row:
-    from specter_runtime.cli.bench_run import about, key_of, measure
-
+def _row(system: System, bench: Workbench, rows: Rows, place: str) -> Row:
     config = configuration(system)
-    where = "" if system.link is None else f", link {system.link}"
-    done = rows.find(key_of(system, config, work))
+    about = bench.about(system, config)
+    done = rows.find(about["key"])
     if done is not None:
-        tell(f"{place}{where}: done before")
+        tell(f"{place}: done before")
         return done
-    tell(f"{place}{where}")
+    tell(place)
     try:
-        return rows.add(measure(system, work))
+        return rows.add(about | bench.measure(config))
     except SpecterError as error:
-        return rows.add({**about(system, config, work), "error": str(error)})
+        return rows.add({**about, "error": str(error)})
 
 
 def _table(rows: Sequence[Row], work: Work) -> str:
@@ -199,8 +212,9 @@ def _table(rows: Sequence[Row], work: Work) -> str:
     ran = [row for row in rows if not row["error"]]
     lines = [block([("conditions", " · ".join(parts))]), ""]
     if ran:
+        columns = _columns(ran)
         lines.append(
-            render(list(_COLUMNS), [[cell(row) for cell in _COLUMNS.values()] for row in ran])
+            render(list(columns), [[cell(row) for cell in columns.values()] for row in ran])
         )
     lines.append("")
     lines += [textwrap.fill(text, COLUMNS) for text in (*_obstacles(rows), *_warnings(ran))]
@@ -221,6 +235,18 @@ def _warnings(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """Beside a prediction there is no room for the number of slots."""
+    if not any(row["predicted_tpot_s"] for row in rows):
+        return {**_MEASURED, "slots": lambda row: f"{row['slots_per_layer']:.1f}"}
+    policy, link, tpot, *others = _MEASURED
+    return {
+        **{name: _MEASURED[name] for name in (policy, link, tpot)},
+        "predicted": _time("predicted_tpot_s"),
+        **{name: _MEASURED[name] for name in others},
+    }
+
+
 def _link(row: Row) -> str:
     from specter_sim.units import format_rate
 
@@ -228,10 +254,10 @@ def _link(row: Row) -> str:
     return "-" if rate is None else format_rate(rate)
 
 
-def _time(row: Row) -> str:
+def _time(key: str) -> Callable[[Row], str]:
     from specter_sim.units import format_time
 
-    return format_time(row["tpot_s"])
+    return lambda row: "-" if row[key] is None else format_time(row[key])
 
 
 def _size(row: Row) -> str:
@@ -244,13 +270,12 @@ def _share(key: str) -> Callable[[Row], str]:
     return lambda row: f"{100 * row[key]:.0f} %"
 
 
-_COLUMNS: dict[str, Callable[[Row], str]] = {
+_MEASURED: dict[str, Callable[[Row], str]] = {
     "policy": lambda row: str(row["policy"]),
     "link": _link,
-    "TPOT": _time,
+    "TPOT": _time("tpot_s"),
     "B/token": _size,
     "hits": _share("hit_rate"),
-    "accepted": lambda row: _share("acceptance")(row) if row["mean_depth"] else "-",
+    "accept": lambda row: _share("acceptance")(row) if row["mean_depth"] else "-",
     "stalled": _share("stall_share"),
-    "slots": lambda row: f"{row['slots_per_layer']:.1f}",
 }

@@ -31,6 +31,10 @@ _ABOUT = (
     "threads",
     "repetition",
     "stall_share",
+    "predicted_tpot_s",
+    "predicted_fast_tpot_s",
+    "predicted_slow_tpot_s",
+    "predicted_bytes_per_token",
     "error",
 )
 COLUMNS = (*_ABOUT, *(field.name for field in fields(Result)))

@@ -83,11 +83,14 @@ def chat(
 
 
 def _run(system: System, context: int, new_tokens: int, sampling: Sampling | None) -> None:
-    from specter_runtime.cli.opening import device_kind, load
+    from specter_runtime.cli.opening import device_kind, load, set_threads
     from specter_runtime.cli.summary import summary
+    from specter_runtime.prepare import check_config
     from specter_runtime.session import Session, SessionOptions
 
     config = configuration(system)
+    check_config(config)
+    set_threads(system)
     checkpoint = load(system, config.model)
     if checkpoint.tokenizer is None:
         raise UsageError(f"{checkpoint.name} has no tokenizer.json: there is nothing to talk with")

@@ -159,12 +159,15 @@ def _passage(prompt: str | None, file: Path | None) -> Passage:
 
 def _run(system: System, request: _Request, as_json: bool) -> int:
     """Open, write, tell; returns the exit code."""
-    from specter_runtime.cli.opening import device_kind, load
+    from specter_runtime.cli.opening import device_kind, load, set_threads
+    from specter_runtime.prepare import check_config
     from specter_runtime.prompts import encode
     from specter_runtime.request import check_request
     from specter_runtime.session import Session, SessionOptions
 
     config = configuration(system)
+    check_config(config)
+    set_threads(system)
     checkpoint = load(system, config.model)
     prompt = encode(request.passage, checkpoint)
     context = len(prompt) + request.new_tokens

@@ -81,10 +81,12 @@ def info(
 
 
 def _facts(system: System, config: RunConfig, context: int) -> dict[str, Any]:
-    from specter_runtime.cli.opening import device_kind, load
-    from specter_runtime.prepare import prepare
+    from specter_runtime.cli.opening import device_kind, load, set_threads
+    from specter_runtime.prepare import check_config, prepare
     from specter_runtime.session import SessionOptions
 
+    check_config(config)
+    set_threads(system)
     checkpoint = load(system, config.model)
     options = SessionOptions(system.dtype, device_kind(system), context_tokens=context)
     prepared = prepare(checkpoint, _with_one_slot(config), options)

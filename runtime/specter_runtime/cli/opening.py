@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from specter_runtime.model_loading import Progress
 
 
-def load(system: System, model: str, *, quiet: bool = False) -> Checkpoint:
-    """The checkpoint of a model, as the system wants it computed; says what loading took."""
-    check_count("--threads", system.threads)
-    kind = device_kind(system)  # before anything is loaded
-    import torch
-
+def load(system: System, model: str) -> Checkpoint:
+    """The checkpoint of a model, in the system's number type; says what loading took."""
     from specter_runtime.checkpoint import open_checkpoint
 
-    torch.set_num_threads(system.threads or _free_threads(kind))
     with _progress() as progress:
         checkpoint = open_checkpoint(model, system.dtype, progress)
-    if checkpoint.loading is not None and not quiet:
+    if checkpoint.loading is not None:
         tell(str(checkpoint.loading))
     return checkpoint
 
 
-def _free_threads(kind: DeviceKind) -> int:
-    """Torch's own choice, less the core on which an emulated link copies."""
+def set_threads(system: System) -> None:
+    """Compute with as many threads as asked for; to be said once, before anything is loaded.
+
+    Without a number it is torch's own choice, less the core on which an emulated link copies.
+    UsageError for less than one, or an unknown device.
+    """
+    check_count("--threads", system.threads)
+    kind = device_kind(system)
     import torch
 
-    from specter_runtime.devices import DeviceKind
-
     own = torch.get_num_threads()
-    return max(1, own - 1) if kind is DeviceKind.EMULATED else own
+    spare = 1 if kind.value == "emulated" else 0
+    torch.set_num_threads(system.threads or max(1, own - spare))
 
 
 def device_kind(system: System) -> DeviceKind:

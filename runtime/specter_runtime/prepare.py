@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from specter_runtime.budget import Budget, Fixed, plan_budget
 from specter_runtime.checkpoint import Checkpoint
@@ -143,7 +144,7 @@ def _fixed(
     found, deepest = loaded.survey, policies.deepest if draft is not None else 0
     context = options.context_tokens + deepest + 1
     widest = context if found.obstacle else max(options.chunk_tokens, deepest + 1)
-    scratch = _activation_bytes(loaded, widest, deepest + 1)
+    scratch = _activation_bytes(loaded, widest, context, deepest + 1)
     return Fixed(
         dense_bytes=found.dense_bytes,
         draft_bytes=0 if draft is None else draft.nbytes,
@@ -153,7 +154,7 @@ def _fixed(
     )
 
 
-def _activation_bytes(loaded: LoadedModel, tokens: int, verified: int) -> int:
+def _activation_bytes(loaded: LoadedModel, tokens: int, context: int, verified: int) -> int:
     """Activations of the widest pass: hidden states, a dense layer's, the experts', the logits."""
     model, store, top_k = loaded.checkpoint.model, loaded.store, loaded.survey.top_k
     text = model.config.get_text_config()
@@ -163,7 +164,21 @@ def _activation_bytes(loaded: LoadedModel, tokens: int, verified: int) -> int:
     expert = max(sum(max(part.shape) for part in parts) for parts in store.parts)
     size = model.dtype.itemsize
     per_token = 8 * hidden + 3 * min(widest, 8 * hidden) + top_k * (hidden + expert)
-    return tokens * per_token * size + verified * vocabulary * (size + 4)
+    return (
+        tokens * per_token * size
+        + tokens * context * _attention_bytes(model)
+        + verified * vocabulary * (size + 4)
+    )
+
+
+def _attention_bytes(model: PreTrainedModel) -> int:
+    """Bytes for each query and key that attention keeps: scores of all heads where nothing is
+    fused, else a mask.
+    """
+    text = model.config.get_text_config()
+    if text._attn_implementation != "eager":
+        return 1 + model.dtype.itemsize
+    return 3 * int(text.num_attention_heads) * model.dtype.itemsize
 
 
 def _check_layers(config: RunConfig, policies: Policies, store: ExpertStore, name: str) -> None:

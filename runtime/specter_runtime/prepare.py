@@ -159,8 +159,8 @@ def _activation_bytes(loaded: LoadedModel, tokens: int, context: int, verified: 
     model, store, top_k = loaded.checkpoint.model, loaded.store, loaded.survey.top_k
     text = model.config.get_text_config()
     hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
-    widest = max(int(weight.shape[0]) for weight in model.parameters() if weight.ndim == 2)
-    widest = min(widest, vocabulary - 1) if widest >= vocabulary else widest
+    rows = [int(weight.shape[0]) for weight in model.parameters() if weight.ndim == 2]
+    widest = max((count for count in rows if count != vocabulary), default=hidden)
     expert = max(sum(max(part.shape) for part in parts) for parts in store.parts)
     size = model.dtype.itemsize
     per_token = 8 * hidden + 3 * min(widest, 8 * hidden) + top_k * (hidden + expert)

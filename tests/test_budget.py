@@ -19,7 +19,7 @@ class Peak(TorchDispatchMode):
     """Follows every tensor made inside: bytes alive now, and the most there ever were."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -29,8 +29,8 @@ class Peak(TorchDispatchMode):
         for leaf in tree_leaves(output):
             if _is_tensor(leaf) and _key(leaf) not in known:
                 storage = leaf.untyped_storage()
-                self._alive[_key(leaf)] = StorageWeakRef(storage), storage.nbytes()
-        self._alive = {key: kept for key, kept in self._alive.items() if not kept[0].expired()}
+                self._alive[_key(leaf)] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+        self._alive = {key: kept for key, kept in self._alive.items() if not kept[0].expired()}  # type: ignore[no-untyped-call]
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._alive.values()))
         return output
 

@@ -95,10 +95,10 @@ def test_layers_of_other_sizes_and_number_types_keep_both() -> None:
 def test_runs_are_aligned_and_follow_each_other() -> None:
     store = ExpertStore.take(odd_layers())
     for layer in range(2):
-        first = store.address(layer, 0)
+        first = store.run(layer, 0).data_ptr()
         assert first % mmap.PAGESIZE == 0
         for expert in range(store.experts[layer]):
-            address = store.address(layer, expert)
+            address = store.run(layer, expert).data_ptr()
             assert address == first + expert * store.expert_bytes[layer]
             for part in store.parts[layer]:
                 view = store.weights(layer, expert)[part.name]
@@ -106,7 +106,7 @@ def test_runs_are_aligned_and_follow_each_other() -> None:
                 assert view.data_ptr() % ALIGNMENT_BYTES == 0 and view.is_contiguous()
     for layer, expert in [(2, 0), (0, 3), (-1, 0), (0, -1)]:
         with pytest.raises(IndexError, match="no expert"):
-            store.address(layer, expert)
+            store.run(layer, expert).data_ptr()
 
 
 def test_a_watcher_sees_every_expert_once_in_order() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specter_runtime.expert_store import ExpertStore
+from specter_runtime.host_experts import HostExperts
 from specter_runtime.slots import slot_bytes
 from specter_sim.config import MemoryConfig
 from specter_sim.hardware import MemoryPlan
@@ -72,7 +72,7 @@ class Budget:
 
 
 def plan_budget(
-    memory: MemoryConfig, store: ExpertStore, fixed: Fixed, top_k: int, name: str
+    memory: MemoryConfig, store: HostExperts, fixed: Fixed, top_k: int, name: str
 ) -> Budget:
     """Slots from their number, from a budget, or half of every layer's experts when none is given.
 
@@ -91,12 +91,12 @@ def plan_budget(
     return _budget(memory, groups, store, fixed)
 
 
-def smallest_budget(memory: MemoryConfig, store: ExpertStore, fixed: Fixed, top_k: int) -> int:
+def smallest_budget(memory: MemoryConfig, store: HostExperts, fixed: Fixed, top_k: int) -> int:
     """The device bytes below which a model cannot run."""
     return _budget(memory, _groups(memory, store, top_k), store, fixed).total_bytes
 
 
-def _groups(memory: MemoryConfig, store: ExpertStore, each: int) -> tuple[int, ...]:
+def _groups(memory: MemoryConfig, store: HostExperts, each: int) -> tuple[int, ...]:
     """`each` slots a layer, never more than it has experts, as the layout wants them."""
     per_layer = tuple(min(each, experts) for experts in store.experts)
     return (sum(per_layer),) if memory.layout == "global" else per_layer
@@ -104,7 +104,7 @@ def _groups(memory: MemoryConfig, store: ExpertStore, each: int) -> tuple[int, .
 
 def _largest(
     memory: MemoryConfig,
-    store: ExpertStore,
+    store: HostExperts,
     fixed: Fixed,
     least: tuple[int, ...],
     name: str,
@@ -127,7 +127,7 @@ def _largest(
 
 
 def _budget(
-    memory: MemoryConfig, groups: Sequence[int], store: ExpertStore, fixed: Fixed
+    memory: MemoryConfig, groups: Sequence[int], store: HostExperts, fixed: Fixed
 ) -> Budget:
     staging = memory.staging_slots
     sizes = slot_bytes(store, groups, staging)
@@ -148,7 +148,7 @@ def _check(
     memory: MemoryConfig,
     groups: tuple[int, ...],
     least: tuple[int, ...],
-    store: ExpertStore,
+    store: HostExperts,
     name: str,
 ) -> None:
     if memory.slots is not None and memory.slots > max(store.experts):

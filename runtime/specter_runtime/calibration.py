@@ -72,7 +72,7 @@ def calibrate(
             list(session.generate(prompt, WARM_UP_TOKENS))
             session.model.stopwatch.samples = samples
             list(session.generate(prompt, TOKENS))
-    load_bytes = int(loaded.store.nbytes / sum(loaded.store.experts))
+    load_bytes = int(loaded.store.load_bytes)
     return fit(samples, loaded.store.layers, load_bytes, load_bytes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from specter_runtime.experts import ExpertLayer, expert_weights
 from specter_runtime.freed_memory import give_back
 from specter_runtime.page_lock import PageLock
+from specter_runtime.weight_table import Source
 from specter_traces.errors import SpecterError
 
 ALIGNMENT_BYTES = 64
@@ -100,14 +101,30 @@ class ExpertStore:
         """Bytes of all runs together."""
         return sum(buffer.experts * buffer.expert_bytes for buffer in self._buffers)
 
-    def address(self, layer: int, expert: int) -> int:
-        """Where the run of `expert` of `layer` starts: valid as long as the store lives."""
-        return self.run(layer, expert).data_ptr()
+    @property
+    def load_bytes(self) -> float:
+        """Bytes of one load: a mean, where layers have experts of different sizes."""
+        return self.nbytes / sum(self.experts)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Nothing: a slot holds the matrices as they are computed with."""
+        return 0
+
+    def views(self, layer: int, expert: int, run: Tensor) -> dict[str, Tensor]:
+        """The matrices inside a copy of an expert's run."""
+        return {part.name: part.view(run) for part in self._buffers[layer].parts}
+
+    def sources(self, views: Sequence[dict[str, list[Tensor | None]]]) -> list[dict[str, Source]]:
+        """A resident expert's matrices are its views."""
+        return [
+            {name: of_name.__getitem__ for name, of_name in of_layer.items()}  # type: ignore[misc]
+            for of_layer in views
+        ]
 
     def weights(self, layer: int, expert: int) -> dict[str, Tensor]:
         """The matrices of one expert by name, as views: writing to them breaks the checksum."""
-        run = self.run(layer, expert)
-        return {part.name: part.view(run) for part in self._buffers[layer].parts}
+        return self.views(layer, expert, self.run(layer, expert))
 
     def checksum(self, layer: int, expert: int) -> int:
         """CRC-32 of the expert's weights as the model held them, part by part."""

@@ -9,6 +9,7 @@ from specter_runtime.checkpoint import Checkpoint
 from specter_runtime.draft_weights import DraftWeights
 from specter_runtime.expert_store import ExpertStore
 from specter_runtime.experts import install
+from specter_runtime.host_experts import HostExperts
 from specter_runtime.live_model import Network
 from specter_runtime.quantizer import DraftCode
 from specter_runtime.survey import Survey, survey
@@ -19,7 +20,7 @@ class LoadedModel:
     """Network, store and facts of one model. Drafts are quantized when first asked for."""
 
     def __init__(
-        self, checkpoint: Checkpoint, network: Network, store: ExpertStore, found: Survey
+        self, checkpoint: Checkpoint, network: Network, store: HostExperts, found: Survey
     ) -> None:
         """Use `take`."""
         self.checkpoint, self.network, self.store, self.survey = checkpoint, network, store, found

@@ -12,7 +12,7 @@ from specter_runtime.budget import Budget, Fixed, plan_budget
 from specter_runtime.checkpoint import Checkpoint
 from specter_runtime.draft_weights import DraftWeights
 from specter_runtime.expectation import measured_expectation
-from specter_runtime.expert_store import ExpertStore
+from specter_runtime.host_experts import HostExperts
 from specter_runtime.live_rules import (
     Policies,
     live_policies,
@@ -54,7 +54,7 @@ class Prepared:
         return self.loaded.checkpoint
 
     @property
-    def store(self) -> ExpertStore:
+    def store(self) -> HostExperts:
         """The experts in host memory."""
         return self.loaded.store
 
@@ -71,7 +71,7 @@ class Prepared:
     @property
     def load_bytes(self) -> float:
         """Bytes of one load: a mean, where layers have experts of different sizes."""
-        return self.store.nbytes / sum(self.store.experts)
+        return self.store.load_bytes
 
     @property
     def speculates(self) -> bool:
@@ -149,7 +149,9 @@ def _fixed(
         dense_bytes=found.dense_bytes,
         draft_bytes=0 if draft is None else draft.nbytes,
         kv_bytes=found.kv_bytes(context),
-        scratch_bytes=scratch + (0 if draft is None else draft.scratch_bytes),
+        scratch_bytes=scratch
+        + loaded.store.scratch_bytes
+        + (0 if draft is None else draft.scratch_bytes),
         context_tokens=options.context_tokens,
     )
 
@@ -181,7 +183,7 @@ def _attention_bytes(model: PreTrainedModel) -> int:
     return 3 * int(text.num_attention_heads) * model.dtype.itemsize
 
 
-def _check_layers(config: RunConfig, policies: Policies, store: ExpertStore, name: str) -> None:
+def _check_layers(config: RunConfig, policies: Policies, store: HostExperts, name: str) -> None:
     if len(set(store.experts)) == 1:
         return
     if policies.streams or config.memory.initial != "cold":
@@ -193,7 +195,7 @@ def _check_layers(config: RunConfig, policies: Policies, store: ExpertStore, nam
 
 
 def _popularity(
-    config: RunConfig, policies: Policies, store: ExpertStore, name: str
+    config: RunConfig, policies: Policies, store: HostExperts, name: str
 ) -> NDArray[np.float64]:
     """Uses of every expert in the configured trace where a rule needs them, else zeros: [L, E]."""
     shape = (store.layers, max(store.experts))
@@ -217,7 +219,7 @@ def _obstacle_note(found: Survey) -> str:
     )
 
 
-def _lock(store: ExpertStore, limit_bytes: int) -> str:
+def _lock(store: HostExperts, limit_bytes: int) -> str:
     locked = store.lock_pages(limit_bytes)
     share = locked / store.nbytes
     return f"{share:.0%} of the experts' host memory is page-locked ({locked} B)"

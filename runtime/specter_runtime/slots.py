@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specter_runtime.expert_store import ExpertStore
+from specter_runtime.host_experts import HostExperts
 from specter_runtime.weight_table import Source
 
 _ALIGNMENT_BYTES = 64
@@ -42,7 +43,7 @@ class Slots:
     """All slots of a device, and where each expert is. Experts are flat indices, layer * E + id."""
 
     def __init__(
-        self, store: ExpertStore, groups: Sequence[int], staging: int = 0, *, poison: bool = False
+        self, store: HostExperts, groups: Sequence[int], staging: int = 0, *, poison: bool = False
     ) -> None:
         """`groups`: slots of each layer, or one number for a pool of all; then a staging pool.
 
@@ -53,7 +54,7 @@ class Slots:
         sizes = slot_bytes(store, groups, staging)
         self.nbytes = sum(sizes)
         self._memory = _aligned(self.nbytes)
-        self._begin = [sum(sizes[:slot]) for slot in range(len(sizes))]
+        self._begin = [0, *accumulate(sizes)]
         self._size = sizes
         self._occupant = [-1] * len(sizes)
         self._generation = [0] * len(sizes)
@@ -66,10 +67,7 @@ class Slots:
 
     def sources(self) -> list[dict[str, Source]]:
         """Where each layer's tables find a resident expert's weights."""
-        return [
-            {name: views.__getitem__ for name, views in of_layer.items()}  # type: ignore[misc]
-            for of_layer in self._views
-        ]
+        return self._store.sources(self._views)
 
     def begin_load(self, slot: int, index: int) -> Transfer:
         """Give a slot to a new expert, whose bytes are still to be copied."""
@@ -79,8 +77,8 @@ class Slots:
         self._occupant[slot] = index
         self._generation[slot] += 1
         layer, expert = divmod(index, self.experts)
-        destination = self._memory.data_ptr() + self._begin[slot]
-        return Transfer(destination, self._store.address(layer, expert), self.load_bytes(index))
+        run = self._store.run(layer, expert)
+        return Transfer(self._memory.data_ptr() + self._begin[slot], run.data_ptr(), run.numel())
 
     def arrived(self, slot: int, index: int) -> None:
         """The copy into a slot is complete: its expert may be used."""
@@ -88,15 +86,15 @@ class Slots:
             raise RuntimeError(f"a copy of expert {index} ended in slot {slot} of another")
         layer, expert = divmod(index, self.experts)
         self._slot_of[index] = slot
-        run = self.bytes_of(slot)
-        for part in self._store.parts[layer]:
-            self._views[layer][part.name][expert] = part.view(run)
+        views = self._store.views(layer, expert, self.bytes_of(slot))
+        for name, view in views.items():
+            self._views[layer][name][expert] = view
 
     def place(self, slot: int, index: int) -> None:
         """Fill a slot before a run starts, off the link."""
         self.begin_load(slot, index)
-        layer, expert = divmod(index, self.experts)
-        self.bytes_of(slot)[: self.load_bytes(index)] = self._source_bytes(layer, expert)
+        source = self._store.run(*divmod(index, self.experts))
+        self.bytes_of(slot)[: source.numel()] = source
         self.arrived(slot, index)
 
     def lease(self, layer: int, experts: Sequence[int]) -> Lease:
@@ -123,12 +121,12 @@ class Slots:
 
     def load_bytes(self, index: int) -> int:
         """Bytes that a load of this expert copies."""
-        return self._store.expert_bytes[index // self.experts]
+        return self._store.run(*divmod(index, self.experts)).numel()
 
     def matches(self, slot: int, index: int) -> bool:
         """Whether a slot holds the very bytes of the host's copy of the expert."""
-        held = self.bytes_of(slot)[: self.load_bytes(index)]
-        return torch.equal(held, self._source_bytes(*divmod(index, self.experts)))
+        source = self._store.run(*divmod(index, self.experts))
+        return torch.equal(self.bytes_of(slot)[: source.numel()], source)
 
     def _leave(self, slot: int) -> None:
         index = self._occupant[slot]
@@ -142,11 +140,8 @@ class Slots:
         if self._poison:
             self.bytes_of(slot).fill_(_POISON)
 
-    def _source_bytes(self, layer: int, expert: int) -> Tensor:
-        return self._store.run(layer, expert)
 
-
-def slot_bytes(store: ExpertStore, groups: Sequence[int], staging: int) -> list[int]:
+def slot_bytes(store: HostExperts, groups: Sequence[int], staging: int) -> list[int]:
     """Bytes of every slot: those of its layer's experts, or the largest where layers share."""
     largest = max(store.expert_bytes)
     shared = len(groups) == 1 and store.layers > 1

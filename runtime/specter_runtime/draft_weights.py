@@ -9,6 +9,8 @@ from torch import Tensor
 
 from specter_runtime.experts import ExpertLayer
 from specter_runtime.quantizer import DraftCode
+from specter_runtime.quantizer.int4_kernel import Int4Kernel
+from specter_runtime.quantizer.kernel_weight import KernelWeight, in_kernel_form
 from specter_runtime.quantizer.packed import PackedWeight
 from specter_runtime.weight_table import Source
 
@@ -23,18 +25,32 @@ class DraftWeights:
     def __init__(self, layers: tuple[ExpertLayer, ...], code: DraftCode) -> None:
         """Nothing is quantized yet: `add` every expert."""
         self._layers, self._code = layers, code
-        self._packed: list[dict[str, list[PackedWeight]]] = [{} for _ in layers]
+        self._packed: list[dict[str, list[PackedWeight | Int4Kernel]]] = [{} for _ in layers]
         self._scratch: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
         self._decoded_into: list[dict[str, Tensor]] = [{} for _ in layers]
 
     def add(self, layer: int, expert: int, weights: dict[str, Tensor]) -> None:
         """Quantize one expert, in the order of ids. UsageError where a weight cannot be coded."""
+        packed = {
+            name: PackedWeight.pack(self._rows(layer, weight), self._code)
+            for name, weight in weights.items()
+        }
+        self.add_packed(layer, expert, packed, weights)
+
+    def add_packed(
+        self,
+        layer: int,
+        expert: int,
+        packed: dict[str, PackedWeight],
+        weights: dict[str, Tensor],
+    ) -> None:
+        """Take one expert's codes, in the order of ids; `weights` tell shapes and number types."""
         for name, weight in weights.items():
             rows = self._rows(layer, weight)
-            packed = self._packed[layer].setdefault(name, [])
-            if len(packed) != expert:
-                raise RuntimeError(f"expert {expert} came after {len(packed)} others")
-            packed.append(PackedWeight.pack(rows, self._code))
+            kept = self._packed[layer].setdefault(name, [])
+            if len(kept) != expert:
+                raise RuntimeError(f"expert {expert} came after {len(kept)} others")
+            kept.append(in_kernel_form(packed[name], rows.dtype))
             self._decoded_into[layer][name] = self._scratch.setdefault(
                 (name, rows.shape, rows.dtype), torch.empty(rows.shape, dtype=rows.dtype)
             )
@@ -62,9 +78,20 @@ class DraftWeights:
         ]
 
     def _decoded(self, layer: int, name: str, expert: int) -> Tensor:
+        packed = self._packed[layer][name][expert]
+        if isinstance(packed, Int4Kernel):
+            # Not a tensor, but torch lets it take part in the one product that a loop makes of it.
+            return KernelWeight(packed)  # type: ignore[return-value]
         scratch = self._decoded_into[layer][name]
-        self._packed[layer][name][expert].decode_into(scratch)
+        packed.decode_into(scratch)
         return self._rows(layer, scratch)
+
+    def packed(self, layer: int, name: str, expert: int) -> PackedWeight:
+        """The codes of one weight; a RuntimeError where only torch's kernel has them."""
+        packed = self._packed[layer][name][expert]
+        if isinstance(packed, Int4Kernel):
+            raise RuntimeError("this draft is kept in the layout of torch's kernel alone")
+        return packed
 
     def _rows(self, layer: int, weight: Tensor) -> Tensor:
         """Between a weight as the loop wants it and its rows of inputs: the same step both ways."""

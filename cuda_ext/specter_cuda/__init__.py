@@ -2,5 +2,22 @@
 
 from specter_cuda.copy_thread import Completion, CopyThread
 from specter_cuda.decode import OutType, decode_codes
+from specter_cuda.expert_code import (
+    CodedMatrix,
+    ExpandOutcome,
+    WeightType,
+    compress_expert,
+    expand_expert,
+)
 
-__all__ = ["Completion", "CopyThread", "OutType", "decode_codes"]
+__all__ = [
+    "CodedMatrix",
+    "Completion",
+    "CopyThread",
+    "ExpandOutcome",
+    "OutType",
+    "WeightType",
+    "compress_expert",
+    "decode_codes",
+    "expand_expert",
+]

@@ -32,7 +32,7 @@ class DraftWeights:
     def add(self, layer: int, expert: int, weights: dict[str, Tensor]) -> None:
         """Quantize one expert, in the order of ids. UsageError where a weight cannot be coded."""
         packed = {
-            name: PackedWeight.pack(self._rows(layer, weight), self._code)
+            name: PackedWeight.pack(self._layers[layer].as_rows(weight), self._code)
             for name, weight in weights.items()
         }
         self.add_packed(layer, expert, packed, weights)
@@ -46,7 +46,7 @@ class DraftWeights:
     ) -> None:
         """Take one expert's codes, in the order of ids; `weights` tell shapes and number types."""
         for name, weight in weights.items():
-            rows = self._rows(layer, weight)
+            rows = self._layers[layer].as_rows(weight)
             kept = self._packed[layer].setdefault(name, [])
             if len(kept) != expert:
                 raise RuntimeError(f"expert {expert} came after {len(kept)} others")
@@ -84,15 +84,4 @@ class DraftWeights:
             return KernelWeight(packed)  # type: ignore[return-value]
         scratch = self._decoded_into[layer][name]
         packed.decode_into(scratch)
-        return self._rows(layer, scratch)
-
-    def packed(self, layer: int, name: str, expert: int) -> PackedWeight:
-        """The codes of one weight; a RuntimeError where only torch's kernel has them."""
-        packed = self._packed[layer][name][expert]
-        if isinstance(packed, Int4Kernel):
-            raise RuntimeError("this draft is kept in the layout of torch's kernel alone")
-        return packed
-
-    def _rows(self, layer: int, weight: Tensor) -> Tensor:
-        """Between a weight as the loop wants it and its rows of inputs: the same step both ways."""
-        return weight if self._layers[layer].input_dim == -1 else weight.movedim(-2, -1)
+        return self._layers[layer].as_loop_wants(scratch)

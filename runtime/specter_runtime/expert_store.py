@@ -71,7 +71,7 @@ class ExpertStore:
         for index, layer in enumerate(layers):
             buffer = _LayerBuffer(layer)
             buffer.fill(layer, index, watch)
-            _remove(layer.experts)
+            remove_weights(layer.experts)
             give_back()
             buffers.append(buffer)
         return cls(buffers)
@@ -135,7 +135,7 @@ class ExpertStore:
         """Read everything again; SpecterError naming the first expert that is not as loaded."""
         for layer, buffer in enumerate(self._buffers):
             for expert in range(buffer.experts):
-                found = _checksum(self.weights(layer, expert))
+                found = checksum(*self.weights(layer, expert).values())
                 if found != buffer.checksums[expert]:
                     raise SpecterError(
                         f"expert {expert} of MoE layer {layer} ({buffer.name}) changed in host "
@@ -151,13 +151,7 @@ class ExpertStore:
         if self._lock is not None:
             self._lock.close()
         self._lock = PageLock()
-        for buffer in self._buffers:
-            wanted = buffer.memory.numel()
-            if limit_bytes is not None:
-                rest = (limit_bytes - self._lock.locked_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-                wanted = min(wanted, rest)
-            if self._lock.lock(buffer.memory.data_ptr(), wanted) < wanted:
-                break
+        self._lock.lock_all([buffer.memory for buffer in self._buffers], limit_bytes)
         return self._lock.locked_bytes
 
     def close(self) -> None:
@@ -186,8 +180,8 @@ class _LayerBuffer:
             )
         self.name = layer.name
         self.experts = next(iter(counts.values()))
-        self.parts, self.expert_bytes = _arrange(weights)
-        self.memory = _pages(self.experts * self.expert_bytes)
+        self.parts, self.expert_bytes = arranged(weights)
+        self.memory = page_memory(self.experts * self.expert_bytes)
         self.checksums: list[int] = []
 
     def run(self, expert: int) -> Tensor:
@@ -204,36 +198,38 @@ class _LayerBuffer:
             for part in self.parts:
                 # One plain copy: torch's threads would wait for each other at every small matrix.
                 _data(part.view(run))[:] = _data(sources[part.name].contiguous())
-            self.checksums.append(_checksum(sources))
+            self.checksums.append(checksum(*sources.values()))
             if watch is not None:
                 watch(index, expert, {part.name: part.view(run) for part in self.parts})
 
 
-def _arrange(weights: dict[str, nn.Parameter]) -> tuple[tuple[Part, ...], int]:
+def arranged(weights: dict[str, nn.Parameter]) -> tuple[tuple[Part, ...], int]:
     """The parts of one expert's run, and the run's bytes."""
     parts: list[Part] = []
     end = 0
     for name, weight in weights.items():
         part = Part(name, tuple(weight.shape[1:]), weight.dtype, end)
         parts.append(part)
-        end = _aligned(part.offset + part.nbytes)
+        end = aligned(part.offset + part.nbytes)
     assert all(first.offset + first.nbytes <= second.offset for first, second in pairwise(parts))
     return tuple(parts), end
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """`size` rounded up to whole cache lines."""
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _pages(size: int) -> Tensor:
+def page_memory(size: int) -> Tensor:
     """Zeroed memory that shares no page with anything else, and goes back whole when dropped."""
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def _checksum(weights: dict[str, Tensor]) -> int:
+def checksum(*weights: Tensor) -> int:
+    """CRC-32 of the bytes of tensors, one after the other."""
     value = 0
-    for weight in weights.values():
+    for weight in weights:
         value = zlib.crc32(_data(weight.contiguous()), value)
     return value
 
@@ -243,7 +239,7 @@ def _data(weight: Tensor) -> memoryview:
     return memoryview(weight.view(-1).view(torch.uint8).numpy().data)
 
 
-def _remove(experts: nn.Module) -> None:
+def remove_weights(experts: nn.Module) -> None:
     """Free the weights: once out of the module nothing refers to them."""
     for name in expert_weights(experts):
         del experts._parameters[name]

@@ -40,6 +40,14 @@ class ExpertLayer:
         """Which dimension of a weight is its input: -1, or -2 when stored transposed."""
         return -2 if self.experts.is_transposed else -1
 
+    def as_rows(self, weight: Tensor) -> Tensor:
+        """One expert's matrix as rows of inputs [out, in], however the loop wants it; a view."""
+        return weight if self.input_dim == -1 else weight.movedim(-2, -1)
+
+    def as_loop_wants(self, rows: Tensor) -> Tensor:
+        """Rows of inputs as the loop wants the matrix; a view. It undoes `as_rows`."""
+        return self.as_rows(rows)
+
 
 class ExpertPass(Protocol):
     """Who computes the routed experts of a forward."""

@@ -6,9 +6,11 @@ Taking the experts out is done once; sessions under other policies share the res
 from __future__ import annotations
 
 from specter_runtime.checkpoint import Checkpoint
+from specter_runtime.codec import Coding
+from specter_runtime.coded_store import CodedStore
 from specter_runtime.draft_weights import DraftWeights
 from specter_runtime.expert_store import ExpertStore
-from specter_runtime.experts import install
+from specter_runtime.experts import ExpertLayer, install
 from specter_runtime.host_experts import HostExperts
 from specter_runtime.live_model import Network
 from specter_runtime.quantizer import DraftCode
@@ -27,22 +29,20 @@ class LoadedModel:
         self._drafts: dict[DraftCode, DraftWeights] = {}
 
     @classmethod
-    def take(cls, checkpoint: Checkpoint, code: DraftCode | None = None) -> LoadedModel:
-        """Move the experts out; quantize them with `code` on their way, if it is given.
+    def take(
+        cls, checkpoint: Checkpoint, code: DraftCode | None = None, coding: Coding | None = None
+    ) -> LoadedModel:
+        """Move the experts out, in coded form if a `coding` is given.
 
-        SpecterError for a model that cannot be run, or whose weights are not finite.
+        `code`: the draft to quantize on the way. SpecterError for a model that cannot be run.
         """
         layers = install(checkpoint.model)
         found = survey(checkpoint.model, layers)
-        draft = None
-        if code is not None and not found.obstacle:
-            draft = DraftWeights(layers, code)
-        store = ExpertStore.take(layers, None if draft is None else draft.add)
+        store, drafts = _stored(layers, code, coding)
         names = [[part.name for part in parts] for parts in store.parts]
         network = Network(checkpoint.model, layers, stand_in(layers, names))
         loaded = cls(checkpoint, network, store, found)
-        if code is not None and draft is not None:
-            loaded._drafts[code] = draft
+        loaded._drafts |= drafts
         return loaded
 
     def draft(self, code: DraftCode) -> DraftWeights:
@@ -55,6 +55,24 @@ class LoadedModel:
             self._drafts[code] = draft
         return self._drafts[code]
 
+    @property
+    def base_bytes(self) -> int:
+        """Device bytes that stay whether the base drafts or not: a coded expert needs it."""
+        return self.store.base_bytes if isinstance(self.store, CodedStore) else 0
+
     def close(self) -> None:
         """Give the host memory back."""
         self.store.close()
+
+
+def _stored(
+    layers: tuple[ExpertLayer, ...], code: DraftCode | None, coding: Coding | None
+) -> tuple[HostExperts, dict[DraftCode, DraftWeights]]:
+    """The experts in host memory, and the draft that came with them."""
+    if coding is not None:
+        coded = CodedStore.take(layers, coding)
+        return coded, {coding.draft_code: coded.draft()}
+    if code is None:
+        return ExpertStore.take(layers), {}
+    draft = DraftWeights(layers, code)
+    return ExpertStore.take(layers, draft.add), {code: draft}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
 
 _PIECE_BYTES = 16 << 20
 """Bytes locked in one call. A refusal halves the piece, down to one page, so the limit is met."""
@@ -37,6 +39,16 @@ class PageLock:
             if not self._lock_piece(start, size):
                 break
         return self.locked_bytes - before
+
+    def lock_all(self, memories: Sequence[Tensor], limit_bytes: int | None) -> None:
+        """Lock tensors that start a page, one after the other, up to `limit_bytes` or a refusal."""
+        for memory in memories:
+            wanted = memory.nbytes
+            if limit_bytes is not None:
+                rest = (limit_bytes - self.locked_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+                wanted = min(wanted, rest)
+            if self.lock(memory.data_ptr(), wanted) < wanted:
+                return
 
     def close(self) -> None:
         """Unlock everything. The memory must still be mapped; a second call does nothing."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from specter_runtime.budget import Budget, Fixed, plan_budget
 from specter_runtime.checkpoint import Checkpoint
+from specter_runtime.codec import BaseName, Coding
 from specter_runtime.draft_weights import DraftWeights
 from specter_runtime.expectation import measured_expectation
 from specter_runtime.host_experts import HostExperts
@@ -33,6 +34,8 @@ from specter_sim.setup.rules import Expectation
 from specter_sim.setup.sources import named_trace
 from specter_traces.errors import UsageError
 from specter_traces.statistics import popularity
+
+_BASES: dict[int | None, BaseName] = {2: "base2", 3: "base3", 4: "base4"}
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,22 @@ class Prepared:
 
 def check_config(config: RunConfig) -> Policies:
     """The policies of a configuration that can run live; UsageError for one that cannot."""
-    if config.experts.form != "plain":
-        raise UsageError(
-            f'experts.form = "{config.experts.form}" can be simulated, not run yet: '
-            'set experts.form = "plain"'
-        )
+    coding_of(config)
     return live_policies(config)
+
+
+def coding_of(config: RunConfig) -> Coding | None:
+    """How experts are coded; None for plain ones. UsageError for a form that cannot run."""
+    experts = config.experts
+    if experts.form == "plain":
+        return None
+    if experts.form == "coded" or experts.draft_bits not in _BASES:
+        raise UsageError(
+            f'experts.form = "{experts.form}" with draft_bits = {experts.draft_bits} can be '
+            'simulated, not run: set experts.form = "coded-base" and draft_bits to 2, 3 or 4, or '
+            'experts.form = "plain"'
+        )
+    return Coding(_BASES[experts.draft_bits], experts.group_size)
 
 
 def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) -> Prepared:
@@ -111,9 +124,9 @@ def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) 
 
     UsageError for a configuration that cannot run, or a budget that is too small.
     """
-    drafts = check_config(config).drafts
+    drafts, coding = check_config(config).drafts, coding_of(config)
     code = _draft_code(config, options) if drafts else None
-    return plan(LoadedModel.take(checkpoint, code), config, options)
+    return plan(LoadedModel.take(checkpoint, code, coding), config, options)
 
 
 def plan(loaded: LoadedModel, config: RunConfig, options: SessionOptions) -> Prepared:
@@ -133,6 +146,9 @@ def plan(loaded: LoadedModel, config: RunConfig, options: SessionOptions) -> Pre
 
 
 def _draft_code(config: RunConfig, options: SessionOptions) -> DraftCode:
+    coding = coding_of(config)
+    if coding is not None:
+        return coding.draft_code
     bits = config.experts.draft_bits
     name = options.draft or ("int8" if bits == 8 else f"base{bits or 4}")
     return parse(name, config.experts.group_size)
@@ -147,7 +163,7 @@ def _fixed(
     scratch = _activation_bytes(loaded, widest, context, deepest + 1)
     return Fixed(
         dense_bytes=found.dense_bytes,
-        draft_bytes=0 if draft is None else draft.nbytes,
+        draft_bytes=loaded.base_bytes or (0 if draft is None else draft.nbytes),
         kv_bytes=found.kv_bytes(context),
         scratch_bytes=scratch
         + loaded.store.scratch_bytes

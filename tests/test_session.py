@@ -13,6 +13,7 @@ from routes import paired_trace, serve, setup_of
 
 from specter_runtime.devices import DeviceKind, Faults
 from specter_runtime.experts import install
+from specter_runtime.layer_run import LayerRun
 from specter_runtime.routes import recording
 from specter_runtime.sampling import Sampling
 from specter_runtime.session import Session
@@ -235,6 +236,63 @@ def test_a_request_given_up_leaves_nothing_behind(plain: list[int]) -> None:
             assert session.result().requests == 2
 
 
+def test_a_new_request_ends_an_older_one(plain: list[int]) -> None:
+    with session_of(toy_checkpoint(), memory__slots=4, policy__depth=2) as session:
+        older = session.generate(PROMPT, TOKENS)
+        next(older)
+        assert text_of(session, TOKENS) == plain
+        with pytest.raises(SpecterError, match="another request was started"):
+            next(older)
+        assert text_of(session, TOKENS) == plain
+
+
+def test_an_interrupt_inside_the_arithmetic_leaves_the_session_whole(
+    plain: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    run = LayerRun.run
+
+    def interrupted(self: LayerRun, experts: list[int]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            raise KeyboardInterrupt
+        run(self, experts)
+
+    monkeypatch.setattr(LayerRun, "run", interrupted)
+    with session_of(toy_checkpoint(), memory__slots=3, policy__depth=2) as session:
+        with pytest.raises(KeyboardInterrupt):
+            text_of(session, TOKENS)
+        assert session.scheduling_s >= 0
+        assert text_of(session, TOKENS) == plain
+
+
+def test_a_closed_session_says_so() -> None:
+    session = session_of(toy_checkpoint(), memory__slots=4)
+    stream = session.generate(PROMPT, TOKENS)
+    next(stream)
+    session.close()
+    for attempt in (lambda: next(stream), lambda: session.generate(PROMPT, 1)):
+        with pytest.raises(SpecterError, match="the session is closed"):
+            attempt()
+
+
+def test_every_request_restarts_what_prefetch_has_learned() -> None:
+    with session_of(toy_checkpoint(), {"journal": True}, memory__slots=4) as session:
+        for _ in range(3):
+            text_of(session, 2)
+            session.forget_requests()
+        calls = [entry.call for entry in session.journals[0]]
+        assert calls.count("begin_request") == 3
+
+
+def test_a_model_whose_experts_are_gone_says_so() -> None:
+    checkpoint = toy_checkpoint()
+    session_of(checkpoint, memory__slots=4).close()
+    with pytest.raises(SpecterError, match="moved out before: load it again"):
+        session_of(checkpoint, memory__slots=4)
+
+
 def test_a_paced_link_writes_the_same_text(plain: list[int]) -> None:
     with session_of(
         toy_checkpoint(),
@@ -262,7 +320,7 @@ def test_a_paced_link_writes_the_same_text(plain: list[int]) -> None:
     [
         ({"policy__eviction": "belady"}, "reads the future"),
         ({"policy__depth": "profile"}, "measured by specter-sim"),
-        ({"experts__form": "coded"}, 'experts.form = "plain"'),
+        ({"experts__form": "coded-base", "experts__draft_bits": 8}, "has 2, 3 or 4 bits, got 8"),
         ({"memory__slots": 9}, "has 8 experts a layer, got 9 slots"),
         ({"memory__slots": 2}, "needs 3 slots in MoE layer 0 for one token, got 2"),
         ({"memory__budget": "20 kB"}, "smallest budget that works is"),

@@ -166,6 +166,8 @@ class CodedStore:
 
     def draft(self) -> DraftWeights:
         """The draft that the bases are, in the same memory; SpecterError where there is no base."""
+        if self.coding.draft_code is None:
+            raise SpecterError("experts coded without a base have no draft")
         draft = DraftWeights(self._layers, self.coding.draft_code)
         for layer, coded in enumerate(self._coded):
             shaped = {
@@ -174,8 +176,6 @@ class CodedStore:
             }
             for expert, bases in enumerate(coded.bases):
                 present = {name: base for name, base in bases.items() if base is not None}
-                if len(present) < len(bases):
-                    raise SpecterError("experts coded without a base have no draft")
                 draft.add_packed(layer, expert, present, shaped)
         return draft
 

@@ -66,6 +66,11 @@ def install(model: PreTrainedModel) -> tuple[ExpertLayer, ...]:
     """
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _dispatch)
     layers = _find_layers(model)
+    if not layers and any(_uses_interface(module) for module in model.modules()):
+        raise SpecterError(
+            f"the experts of this {type(model).__name__} were moved out before: load it again, or "
+            "share the loaded model among sessions"
+        )
     if not layers:
         raise SpecterError(
             f"{type(model).__name__} has no routed experts in transformers' experts interface: "

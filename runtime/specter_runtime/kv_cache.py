@@ -41,7 +41,7 @@ class KvCache:
     def obstacle(self) -> str:
         """What cannot be rolled back, in words; empty when all can. Known after a forward."""
         stuck = {type(layer).__name__ for layer in self.layers() if not _rolls_back(layer)}
-        if not self.layers():
+        if not stuck and not getattr(self._cache, "is_croppable", False):
             stuck.add(type(self._cache).__name__)
         return ", ".join(sorted(stuck))
 
@@ -60,7 +60,8 @@ class KvCache:
 
     def nbytes(self) -> int:
         """Bytes of everything the cache holds now."""
-        tensors = [tensor for layer in self.layers() for tensor in _tensors(vars(layer))]
+        own = [] if self._cache is None else [self._cache]
+        tensors = [tensor for kept in (*own, *self.layers()) for tensor in _tensors(vars(kept))]
         memory = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
         return sum(tensor.untyped_storage().nbytes() for tensor in memory.values())
 
@@ -79,5 +80,7 @@ def _rolls_back(layer: Any) -> bool:
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    entries = value.values() if isinstance(value, dict) else ()
+    if isinstance(value, dict):
+        value = list(value.values())
+    entries = value if isinstance(value, list | tuple) else ()
     return [tensor for entry in entries for tensor in _tensors(entry)]

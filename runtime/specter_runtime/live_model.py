@@ -181,13 +181,12 @@ class LiveModel:
         if not used:
             return
         run = self._target.run
-        with self.stopwatch.applying(layer, len(used), run.routes(used)):
-            lease = self._slots.lease(layer, used)
+        watched = self.stopwatch.applying(layer, len(used), run.routes(used))
+        with watched, self._slots.lease(layer, used):
             if len(used) == len(self._left) and not run.began:
                 run.run_all()
             else:
                 run.run(used)
-            self._slots.end_lease(lease)
         self._left.difference_update(used)
 
     def verify(self) -> int:

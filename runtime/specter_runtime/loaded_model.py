@@ -71,7 +71,8 @@ def _stored(
     """The experts in host memory, and the draft that came with them."""
     if coding is not None:
         coded = CodedStore.take(layers, coding)
-        return coded, {coding.draft_code: coded.draft()}
+        based = coding.draft_code
+        return coded, {} if based is None else {based: coded.draft()}
     if code is None:
         return ExpertStore.take(layers), {}
     draft = DraftWeights(layers, code)

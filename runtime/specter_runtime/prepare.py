@@ -110,11 +110,12 @@ def coding_of(config: RunConfig) -> Coding | None:
     experts = config.experts
     if experts.form == "plain":
         return None
-    if experts.form == "coded" or experts.draft_bits not in _BASES:
+    if experts.form == "coded":
+        return Coding(None, experts.group_size)
+    if experts.draft_bits not in _BASES:
         raise UsageError(
-            f'experts.form = "{experts.form}" with draft_bits = {experts.draft_bits} can be '
-            'simulated, not run: set experts.form = "coded-base" and draft_bits to 2, 3 or 4, or '
-            'experts.form = "plain"'
+            f"a coded expert's base has 2, 3 or 4 bits, got {experts.draft_bits}: set "
+            'experts.draft_bits to one of them, or experts.form = "plain"'
         )
     return Coding(_BASES[experts.draft_bits], experts.group_size)
 
@@ -147,7 +148,7 @@ def plan(loaded: LoadedModel, config: RunConfig, options: SessionOptions) -> Pre
 
 def _draft_code(config: RunConfig, options: SessionOptions) -> DraftCode:
     coding = coding_of(config)
-    if coding is not None:
+    if coding is not None and coding.draft_code is not None:
         return coding.draft_code
     bits = config.experts.draft_bits
     name = options.draft or ("int8" if bits == 8 else f"base{bits or 4}")

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from specter_traces import SpecterError, UsageError
 
+_COLDEST = 1e-30
+"""A lower temperature is greedy as well, and would be zero in float32."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -40,7 +43,7 @@ class Sampling:
         """
         logits = logits.float()
         # From the best one down, so that a low temperature does not overflow.
-        scaled = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        scaled = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
         if self.top_k is None and self.top_p == 1:
             return scaled
         ordered, order = scaled.sort(dim=-1, descending=True, stable=True)

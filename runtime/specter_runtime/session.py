@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -34,7 +35,10 @@ __all__ = ["Session", "SessionOptions"]
 
 
 class Session:
-    """One prepared model on one device. Requests are served one by one; residents stay."""
+    """One prepared model on one device. Requests are served one by one; residents stay.
+
+    Sessions of one loaded model may take turns, but only in one thread: they share its layers.
+    """
 
     def __init__(self, prepared: Prepared, *, owns_model: bool = False) -> None:
         """Make the device. Initial residents are in their slots before the first request.
@@ -48,6 +52,8 @@ class Session:
         self._served: list[Served] = []
         self._run_s = 0.0
         self._peak_kv_bytes = 0
+        self._closed = self._unfinished = False
+        self._turn = 0
         options, timeline = prepared.options, self.spans if prepared.options.timeline else None
         budget = prepared.budget
         self.slots = Slots(prepared.store, budget.groups, budget.staging, poison=options.poison)
@@ -105,24 +111,15 @@ class Session:
     ) -> Iterator[list[int]]:
         """Tokens after `prompt` as they are committed, window by window; greedy without `sampling`.
 
-        Ends after `new_tokens` tokens or the model's end-of-text token. UsageError for a prompt
-        that cannot be run, SpecterError when the link or the arithmetic fails.
+        Ends after `new_tokens` tokens or the model's end-of-text token. A new request ends one that
+        was not read to its end. UsageError for a prompt that cannot be run, SpecterError when the
+        link or the arithmetic fails, or the session is closed.
         """
+        self._require_open()
+        tokens = [operator.index(token) for token in prompt]
         context = self.prepared.options.context_tokens
-        check_request(self.checkpoint, prompt, new_tokens, context)
-        request = Request(self.device, self.offloader, self.model)
-        if self._served:
-            self.offloader.begin_request()
-        self.model.begin_request(prompt, new_tokens, sampling, stops_of(self.checkpoint))
-        try:
-            self._read_prompt()
-            request.begin_decoding()
-            yield from self._decode(request, len(prompt))
-        except BaseException:
-            self._start_over()
-            raise
-        finally:
-            self._finish(request)
+        check_request(self.checkpoint, tokens, new_tokens, context)
+        return self._serve(tokens, new_tokens, sampling)
 
     def result(self) -> Result:
         """All metrics over the requests served so far; SpecterError when there are none."""
@@ -146,7 +143,8 @@ class Session:
         self.spans.clear()
 
     def close(self) -> None:
-        """Stop the link."""
+        """Stop the link. Nothing can be generated any more; results stay."""
+        self._closed = True
         self.device.close()
         if self._owns_model:
             self.prepared.loaded.close()
@@ -189,6 +187,48 @@ class Session:
         connect(self.device, offloader)
         return offloader
 
+    def _serve(
+        self, prompt: list[int], new_tokens: int, sampling: Sampling | None
+    ) -> Iterator[list[int]]:
+        turn = self._begin()
+        request = Request(self.device, self.offloader, self.model)
+        self.model.begin_request(prompt, new_tokens, sampling, stops_of(self.checkpoint))
+        try:
+            self._read_prompt()
+            request.begin_decoding()
+            for tokens in self._decode(request, len(prompt)):
+                self._unfinished = False  # between windows nothing is held: here one may stop
+                yield tokens
+                self._require_turn(turn)
+                self._unfinished = True
+            self._unfinished = False
+        finally:
+            if turn == self._turn:
+                self._finish(request)
+
+    def _begin(self) -> int:
+        """The number of a new request. What one that broke off has left is cleared away."""
+        self._require_open()
+        if self._unfinished:
+            self._start_over()
+        elif self._turn:
+            self.offloader.begin_request()
+        self._unfinished = True
+        self._turn += 1
+        return self._turn
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SpecterError("the session is closed: open a new one")
+
+    def _require_turn(self, turn: int) -> None:
+        self._require_open()
+        if turn != self._turn:
+            raise SpecterError(
+                "another request was started on this session: this one has ended; read each "
+                "request to its end, or open a second session"
+            )
+
     def _read_prompt(self) -> None:
         """Target passes over the prompt but its last token, which starts the first window."""
         prepared, model = self.prepared, self.model
@@ -219,7 +259,7 @@ class Session:
             self._served.append(request.served())
 
     def _start_over(self) -> None:
-        """A request was cut off: nothing is held, loading or resident any more."""
+        """A request broke off: nothing is held, loading or resident any more."""
         self.device.abandon()
         self.offloader = self._new_offloader(self.offloader)
 

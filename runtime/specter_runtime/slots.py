@@ -7,7 +7,8 @@ every new occupant, turns a view that outlived its expert into an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -97,8 +98,27 @@ class Slots:
         self.bytes_of(slot)[: source.numel()] = source
         self.arrived(slot, index)
 
-    def lease(self, layer: int, experts: Sequence[int]) -> Lease:
-        """Read the weights of resident experts until `end_lease`."""
+    @contextmanager
+    def lease(self, layer: int, experts: Sequence[int]) -> Iterator[Lease]:
+        """Read the weights of resident experts inside: their slots are not overwritten meanwhile.
+
+        A RuntimeError afterwards when one was all the same: what was computed is wrong then.
+        """
+        lease = self._begin_lease(layer, experts)
+        try:
+            yield lease
+        finally:
+            for slot in lease.slots:
+                self._leases[slot] -= 1
+        self.check(lease)
+
+    def check(self, lease: Lease) -> None:
+        """A RuntimeError unless every slot still holds what it held as the lease began."""
+        for slot, generation in zip(lease.slots, lease.generations, strict=True):
+            if self._generation[slot] != generation:
+                raise RuntimeError(f"slot {slot} changed its expert while it was read")
+
+    def _begin_lease(self, layer: int, experts: Sequence[int]) -> Lease:
         base = layer * self.experts
         slots = tuple(self._slot_of[base + expert] for expert in experts)
         if -1 in slots:
@@ -107,13 +127,6 @@ class Slots:
         for slot in slots:
             self._leases[slot] += 1
         return Lease(slots, tuple(self._generation[slot] for slot in slots))
-
-    def end_lease(self, lease: Lease) -> None:
-        """What was computed since `lease` is right: every slot still holds what it held."""
-        for slot, generation in zip(lease.slots, lease.generations, strict=True):
-            self._leases[slot] -= 1
-            if self._generation[slot] != generation:
-                raise RuntimeError(f"slot {slot} changed its expert while it was read")
 
     def bytes_of(self, slot: int) -> Tensor:
         """The memory of a slot, uint8."""

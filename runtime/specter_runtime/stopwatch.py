@@ -48,9 +48,11 @@ class Stopwatch:
     def drafting(self, step: int) -> Iterator[Timed]:
         """One draft forward."""
         timed, began_s = Timed(self._now), self._now()
-        yield timed
-        timed.seconds = self._now() - began_s
-        self.draft_s += timed.seconds
+        try:
+            yield timed
+        finally:
+            timed.seconds = self._now() - began_s
+            self.draft_s += timed.seconds
         if self.samples is not None:
             self.samples.drafts.append(timed.seconds)
         self._mark("draft", f"draft {step}", began_s)
@@ -60,10 +62,12 @@ class Stopwatch:
         """One target forward over `tokens` tokens."""
         timed, began_s, waited_s = Timed(self._now), self._now(), self._waited()
         scheduled_s = self.scheduling_s
-        yield timed
-        compute_s = self._now() - began_s - timed.visits_s
-        self.compute_s += compute_s
-        self.scheduling_s += timed.visits_s - (self._waited() - waited_s)
+        try:
+            yield timed
+        finally:
+            compute_s = self._now() - began_s - timed.visits_s
+            self.compute_s += compute_s
+            self.scheduling_s += timed.visits_s - (self._waited() - waited_s)
         if self.samples is not None:
             self.samples.passes.append((tokens, compute_s, self.scheduling_s - scheduled_s))
         self._mark("verify", "target pass", began_s)
@@ -72,16 +76,20 @@ class Stopwatch:
     def asking(self) -> Iterator[None]:
         """A part of a visit that computes hints."""
         began_s = self._now()
-        yield
-        self._computed(self._now() - began_s)
+        try:
+            yield
+        finally:
+            self._computed(self._now() - began_s)
 
     @contextmanager
     def applying(self, layer: int, experts: int, routes: int) -> Iterator[None]:
         """A part of a visit that applies experts to so many token-expert pairs."""
         began_s = self._now()
-        yield
-        seconds = self._now() - began_s
-        self._computed(seconds)
+        try:
+            yield
+        finally:
+            seconds = self._now() - began_s
+            self._computed(seconds)
         if self.samples is not None:
             self.samples.runs.append((experts, routes, seconds))
         if self._timeline is not None:
@@ -109,7 +117,9 @@ class Timed:
 
         def timed(layer: int) -> None:
             began_s = self._now()
-            visit(layer)
-            self.visits_s += self._now() - began_s
+            try:
+                visit(layer)
+            finally:
+                self.visits_s += self._now() - began_s
 
         return timed

@@ -93,7 +93,8 @@ class LiveDevice:
         until_s = time.monotonic() + PATIENCE_S
         while self._flights and time.monotonic() < until_s:
             for completion in self._copier.wait(PATIENCE_S):
-                del self._flights[completion.tag]
+                self._flights.pop(completion.tag, None)
+        self._flights.clear()
 
     def close(self) -> None:
         """Stop copying."""
@@ -102,8 +103,8 @@ class LiveDevice:
     def _submit(self, flight: _Flight) -> None:
         transfer = self._slots.begin_load(flight.load.slot, flight.load.expert)
         tag, self._next_tag = self._next_tag, self._next_tag + 1
-        self._flights[tag] = flight
         self._copier.submit(tag, transfer.destination, transfer.source, transfer.size)
+        self._flights[tag] = flight
 
     def _arrived(self, ended: Sequence[Completion]) -> list[Copied]:
         arrived = []

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from live import tiny_moe
 from specter_run import InterruptedSession, interrupted, run
-from toy_checkpoints import TOYS, write
+from toy_checkpoints import TOYS
+from toy_checkpoints import write as write_toy
 
-from specter_runtime.cli.generate import PROMPT
+from specter_runtime.cli.generate import PROMPT, write
 from specter_runtime.cli.opening import set_threads
 from specter_runtime.cli.options import System
+from specter_runtime.cli.summary import given_up
 from specter_runtime.continuation import continue_prompt
+from specter_runtime.devices import DeviceKind
+from specter_runtime.session import Session, SessionOptions
 from specter_sim.config import build, to_toml
 
 __all__ = ["interrupted"]
@@ -38,7 +43,7 @@ def plain() -> str:
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without a tokenizer."""
-    return write(TOYS["qwen3-moe"], tmp_path_factory.mktemp("models") / "toy")
+    return write_toy(TOYS["qwen3-moe"], tmp_path_factory.mktemp("models") / "toy")
 
 
 def test_no_arguments_stream_a_text_and_its_figures(capsys: Capture) -> None:
@@ -176,7 +181,7 @@ def test_a_reader_that_leaves_is_no_error(monkeypatch: pytest.MonkeyPatch, capsy
         (("--link", "1 GB/s"), 2, "--link paces the emulated device"),
         (("--device", "gpu"), 2, 'unknown device "gpu"'),
         (("--policy", "plane"), 2, 'did you mean "plain"'),
-        (("--policy", "specter"), 2, "can be simulated, not run yet"),
+        (("--set", "policy.eviction=belady"), 2, "reads the future"),
         (("--depth", "deep"), 2, 'unknown depth policy "deep"'),
         (("--draft-bits", "5"), 2, "should be 2, 3, 4 or 8, got 5"),
         (("--set", "policy.evict=lru"), 2, 'did you mean "policy.eviction"'),
@@ -202,6 +207,31 @@ def test_bad_requests_get_one_line(
     lines = [line for line in told.err.splitlines() if not line.startswith("loaded")]
     assert told.code == code and told.out == ""
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+def test_bytes_of_no_character_are_written_at_the_end(capsys: Capture) -> None:
+    checkpoint = tiny_moe()
+    assert checkpoint.tokenizer is not None
+    half = checkpoint.tokenizer("so 🙂")["input_ids"][:-1]
+
+    class Says(Session):
+        """A session whose model says what is wanted."""
+
+        def generate(self, *_: object) -> Iterator[list[int]]:
+            yield from ([token] for token in half)
+
+    options = SessionOptions(device=DeviceKind.IMMEDIATE, context_tokens=64)
+    with Says.of(checkpoint, build(), options) as session:
+        written = write(session, [5], len(half), None, streamed=True)
+    assert written.text == "so �" and capsys.readouterr().out == "so �\n"
+
+
+def test_a_governor_that_gave_up_is_told() -> None:
+    stopped = given_up([0, 2, 3, 1, *[0] * 9])
+    assert "speculation did not pay" in stopped and "the last 9 of 13 windows" in stopped
+    assert given_up([2, 3, *[0] * 7]) == ""  # perhaps it only pauses
+    assert given_up([0] * 50) == ""  # never drafted: nothing was stopped
+    assert given_up([*[0] * 20, 2]) == "" == given_up([])
 
 
 def test_threads_leave_a_core_to_an_emulated_link() -> None:

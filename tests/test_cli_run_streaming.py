@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specter_runtime.checkpoint import BUNDLED_FOLDER
 from specter_runtime.cli.streaming import TextStream, interruptible
@@ -57,6 +60,16 @@ def test_bytes_of_no_character_come_at_the_end(tokenizer: PreTrainedTokenizerBas
 def test_end_of_text_is_no_text(tokenizer: PreTrainedTokenizerBase) -> None:
     stream = TextStream(tokenizer, [])
     assert stream.more([*tokenizer("all")["input_ids"], tokenizer.eos_token_id]) == "all"
+
+
+def test_a_space_survives_a_token_that_is_not_shown() -> None:
+    """Some tokenizers drop the space before the first word of what they decode."""
+    words = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "<s>": 2}, unk_token="▁a"))
+    words.decoder = decoders.Metaspace()
+    words.add_special_tokens(["<s>"])
+    fast: Callable[..., Any] = PreTrainedTokenizerFast
+    stream = TextStream(fast(tokenizer_object=words), [0])
+    assert "".join(stream.more([token]) for token in (1, 2, 1)) == " b b"
 
 
 def test_without_a_tokenizer_the_text_is_token_ids() -> None:

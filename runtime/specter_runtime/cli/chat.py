@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,7 +124,11 @@ def _converse(
 
 def _read_line() -> str | None:
     """One line; None at the end of the input. Ctrl-C forgets what was typed."""
-    prompt = "> " if sys.stdin.isatty() else ""
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "> "
+        with suppress(ImportError):
+            import readline  # noqa: F401  # its import gives input() editing and a history
     while True:
         try:
             return input(prompt)

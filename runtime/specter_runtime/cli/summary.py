@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,21 +92,20 @@ def metrics(result: Result) -> dict[str, Any]:
 def notes(session: Session, result: Result) -> list[str]:
     """What a reader of the figures must know, each once."""
     told = list(dict.fromkeys((*session.notes, *result.notes)))
-    stopped = _stopped(session)
+    if session.prepared.config.policy.depth != "governor":
+        return told
+    stopped = given_up([window.outcome.depth for window in getattr(session, "windows", ())])
     return [*told, stopped] if stopped else told
 
 
-def _stopped(session: Session) -> str:
-    """Whether a governed depth ended at 0: drafting was tried, and cost more than it gave."""
-    depths = [window.outcome.depth for window in getattr(session, "windows", ())]
-    if session.prepared.config.policy.depth != "governor" or not any(depths):
-        return ""
-    last = next((place for place, depth in enumerate(reversed(depths)) if depth), 0)
-    if last < _SETTLED:
+def given_up(depths: Sequence[int]) -> str:
+    """What to say when a governor drafted, and then stopped; empty when it did not."""
+    since = next((place for place, depth in enumerate(reversed(depths)) if depth), 0)
+    if since < _SETTLED:
         return ""
     return (
-        f"speculation did not pay here and was stopped: nothing was drafted in the last {last} of "
-        f"{len(depths)} windows"
+        "speculation did not pay here and was stopped: nothing was drafted in the last "
+        f"{since} of {len(depths)} windows"
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="Bundled model, a folder, or a hub id [default: tiny-moe, or the configuration's].",
     ),
 ]

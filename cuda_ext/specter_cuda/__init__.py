@@ -3,6 +3,7 @@
 from specter_cuda.copy_thread import Completion, CopyThread
 from specter_cuda.decode import OutType, decode_codes
 from specter_cuda.expert_code import (
+    EXPONENT_PLANE_BITS,
     CodedMatrix,
     ExpandOutcome,
     WeightType,
@@ -11,6 +12,7 @@ from specter_cuda.expert_code import (
 )
 
 __all__ = [
+    "EXPONENT_PLANE_BITS",
     "CodedMatrix",
     "Completion",
     "CopyThread",

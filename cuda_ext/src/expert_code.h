@@ -2,15 +2,20 @@
 //
 // A code of the base leaves a range of magnitude patterns [low, high] open. The refinement says where
 // in it the weight lies: r = high - pattern in the bin that reaches down to zero, pattern - low
-// elsewhere. The lowest `low_bits` bits of r go to a plane of fixed width. What is left of r, its
+// elsewhere. (A base of 8 bits has no sign at zero: there r is doubled and the sign added.) The lowest `low_bits` bits of r go to a plane of fixed width. What is left of r, its
 // level, is nonzero only for codes whose range is wider than that plane can tell; those are *open*,
 // and their levels are written in unary, 64 weights (a chunk) at a time and level by level: one bit
 // for every weight that has reached the level, set if it goes on. A weight that passes `levels`
-// levels is an escape: its plane holds the lowest bits of its pattern, and the others follow the
-// chunk's levels. Blocks of 1024 weights have their place in the bit stream written down, so that
+// levels is an escape: its plane holds the lowest bits of its pattern, and the others, the sign on top,
+// follow the chunk's levels. Blocks of 1024 weights have their place in the bit stream written down, so that
 // they can be decoded independently.
 //
 //   header | bit position of each block and of the end, u32 | plane | bit stream | 16 bytes
+//
+// Without a base (0 bits), three neighbouring exponents of each group are common, the highest of them
+// written before the plane, a byte a group. A weight's plane holds its place among the three (0: the
+// highest), then mantissa and sign; a place of 3 is open, and its level chooses one of the exponents
+// around the three (kAround). The exponents of escapes follow the chunk's levels.
 //
 // Weights are numbered along the rows; bits fill bytes from the lowest up; numbers are little-endian.
 // runtime/specter_runtime/codec/reference.py is the definition.
@@ -30,6 +35,8 @@ constexpr std::size_t kPadding = 16;
 constexpr int kMostCodes = 16;
 constexpr int kMostLevels = 15;
 constexpr int kMostFastLowBits = 10;  // of a wider plane, a weight can lie in three bytes
+constexpr std::uint32_t kCommon = 3;  // exponents of a group that the plane tells
+constexpr int kAround[kMostLevels + 1] = {-3, -4, 1, -5, 2, -6, -7, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
 enum class WeightType : int { kBfloat16 = 0, kFloat16 = 1, kFloat8 = 2 };
 
@@ -72,7 +79,7 @@ struct Matrix {
   std::size_t size() const { return rows * width; }
   std::size_t chunks() const { return (size() + kChunk - 1) / kChunk; }
   std::size_t blocks() const { return (size() + kBlock - 1) / kBlock; }
-  std::size_t groups_in_row() const { return (width + group_size - 1) / group_size; }
+  std::size_t groups() const { return rows * ((width + group_size - 1) / group_size); }
   std::size_t code_bytes(std::size_t count) const {
     return (count * static_cast<std::size_t>(base_bits) + 7) / 8;
   }
@@ -86,17 +93,18 @@ struct Matrix {
 
 // Where the parts of a refinement begin.
 struct Layout {
-  std::size_t positions, plane, stream;
+  std::size_t positions, exponents, plane, stream;
 
   Layout(const Matrix& matrix, int low_bits)
       : positions(sizeof(Header)),
-        plane(positions + 4 * (matrix.blocks() + 1)),
+        exponents(positions + 4 * (matrix.blocks() + 1)),
+        plane(exponents + (matrix.base_bits ? 0 : (matrix.groups() + 7) / 8 * 8)),
         stream(plane + matrix.chunks() * 8 * static_cast<std::size_t>(low_bits)) {}
 };
 
 struct Bfloat16 {
   using Word = std::uint16_t;
-  static constexpr int kMagnitudeBits = 15;
+  static constexpr int kMagnitudeBits = 15, kMantissaBits = 7;
   static constexpr std::uint32_t kInfinity = 0x7f80;  // this pattern and those above: not finite
   // The first pattern at or above a number that is not negative.
   static std::uint32_t ceiling(float x) { return (bits_of(x) + 0xffffu) >> 16; }
@@ -105,7 +113,7 @@ struct Bfloat16 {
 
 struct Float16 {
   using Word = std::uint16_t;
-  static constexpr int kMagnitudeBits = 15;
+  static constexpr int kMagnitudeBits = 15, kMantissaBits = 10;
   static constexpr std::uint32_t kInfinity = 0x7c00;
   static std::uint32_t ceiling(float x) {
     if (x < 0x1p-14f) return round_up(bits_of(x * 0x1p24f + 0x1p23f) - bits_of(0x1p23f), x);
@@ -122,7 +130,7 @@ struct Float16 {
 
 struct Float8 {  // E4M3 without infinities
   using Word = std::uint8_t;
-  static constexpr int kMagnitudeBits = 7;
+  static constexpr int kMagnitudeBits = 7, kMantissaBits = 3;
   static constexpr std::uint32_t kInfinity = 0x7f;
   static std::uint32_t ceiling(float x) {
     if (x < 0x1p-6f) return round_up(bits_of(x * 0x1p9f + 0x1p23f) - bits_of(0x1p23f), x);
@@ -213,6 +221,12 @@ struct BitWriter {
 struct Levels {
   std::uint64_t plane[4];
   std::uint64_t rest;
+
+  std::uint32_t at(std::size_t place) const {
+    std::uint64_t level = 0;
+    for (unsigned k = 0; k < 4; ++k) level |= (plane[k] >> place & 1) << k;
+    return static_cast<std::uint32_t>(level);
+  }
 };
 
 // Reads the levels of the weights in `open`. deposit(bits, mask) puts the lowest bits of `bits` at
@@ -272,14 +286,18 @@ struct Compression {
 
 Outcome expand_portable(const Expansion& expansion);
 std::size_t compress_portable(const Compression& compression);
+// The same without a base.
+Outcome expand_exponents(const Expansion& expansion);
+std::size_t compress_exponents(const Compression& compression);
 
 bool has_bit_instructions();
-// Only matrices that are even; 16-bit types.
+// Only what `is_fast` allows.
 Outcome expand_avx2(const Expansion& expansion);
 std::size_t compress_avx2(const Compression& compression);
+Outcome expand_exponents_avx2(const Expansion& expansion);
 
 // Bits of a chunk at most: levels and escapes.
-constexpr std::size_t kChunkBits = kChunk * (kMostLevels + 15);
+constexpr std::size_t kChunkBits = kChunk * (kMostLevels + 16);
 
 inline std::uint32_t block_position(const std::uint8_t* refinement, std::size_t block) {
   std::uint32_t position;
@@ -290,6 +308,52 @@ inline std::uint32_t block_position(const std::uint8_t* refinement, std::size_t 
 inline void set_block_position(std::uint8_t* refinement, std::size_t block, std::uint64_t position) {
   const auto word = static_cast<std::uint32_t>(position);
   std::memcpy(refinement + sizeof(Header) + 4 * block, &word, sizeof word);
+}
+
+inline bool block_begins_wrong(const Expansion& expansion, std::size_t weight,
+                               std::uint64_t position) {
+  return weight % kBlock == 0 && position != block_position(expansion.refinement, weight / kBlock);
+}
+
+inline std::uint64_t deposit_bits(std::uint64_t bits, std::uint64_t mask) {
+  std::uint64_t placed = 0;
+  for (; mask; mask &= mask - 1, bits >>= 1) {
+    if (bits & 1) placed |= mask & (~mask + 1);
+  }
+  return placed;
+}
+
+inline std::uint64_t extract_bits(std::uint64_t bits, std::uint64_t mask) {
+  std::uint64_t gathered = 0;
+  for (unsigned place = 0; mask; mask &= mask - 1, ++place) {
+    if (bits & mask & (~mask + 1)) gathered |= std::uint64_t{1} << place;
+  }
+  return gathered;
+}
+
+inline unsigned count_bits(std::uint64_t bits) {
+  return static_cast<unsigned>(__builtin_popcountll(bits));
+}
+
+// Writes levels: above[k] are the weights of a chunk that are open and whose level is above k. Returns
+// the escapes. extract(bits, mask) gathers the bits at the places of `mask`, as the instruction PEXT.
+template <typename Extract>
+inline __attribute__((always_inline)) std::uint64_t write_levels(BitWriter& writer,
+                                                                 std::uint64_t open,
+                                                                 const std::uint64_t* above,
+                                                                 int most, Extract extract) {
+  std::uint64_t reached = open;
+  for (int level = 0; reached && level < most; ++level) {
+    writer.append(extract(above[level], reached), count_bits(reached));
+    reached = above[level];
+  }
+  return reached;
+}
+
+// Whether a further chunk surely fits.
+inline bool has_room(const Compression& compression, const Layout& layout, const BitWriter& writer) {
+  const std::size_t end = layout.stream + (writer.position + kChunkBits) / 8;
+  return end + kPadding <= compression.capacity;
 }
 
 // Completes a refinement whose bit stream ends at `position`: its size in bytes.

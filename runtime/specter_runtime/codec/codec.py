@@ -6,15 +6,16 @@ import zlib
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specter_cuda import CodedMatrix, ExpandOutcome, compress_expert, expand_expert
-from specter_runtime.codec.coding import FORMATS, LEVELS, Coding, Format, format_of
+from specter_runtime.codec.coding import FORMATS, Coding, Format, format_of, low_bits, most_levels
 from specter_runtime.codec.stream import HEADER_BYTES, Header, Kind, read_header
 from specter_runtime.quantizer import DraftCode, base_code, code_bytes
 from specter_runtime.quantizer.packed import PackedWeight
-from specter_traces import SpecterError
+from specter_traces import DraftKind, SpecterError
 
 MOST_SHARE = 15 / 16
 """A refinement that takes more of the weight's bytes than this is not worth expanding."""
@@ -71,13 +72,11 @@ def expand_into(base: PackedWeight | None, refinement: Tensor, out: Tensor) -> N
     if header.kind is Kind.PLAIN:
         _copy_plain(header, refinement, out)
         return
-    if base is None:
-        raise SpecterError(f"this refinement needs its base of {header.base_bits} bits, got none")
     _check_base(base, header)
     outcome = expand_expert(
-        _matrix(base.code, *base.shape, kind),
-        base.codes.data_ptr(),
-        base.scales.data_ptr(),
+        _matrix(header.base_bits, header.group_size, out, kind),
+        base.codes.data_ptr() if base else 0,
+        base.scales.data_ptr() if base else 0,
         refinement.data_ptr(),
         len(refinement),
         out.data_ptr(),
@@ -99,27 +98,35 @@ def stream_checksum(base: PackedWeight | None, refinement: Tensor) -> int:
     return zlib.crc32(_bytes(refinement[:size_bytes]), checksum)
 
 
-def _compressed(weight: Tensor, coding: Coding) -> tuple[PackedWeight, Tensor | None]:
+def _compressed(weight: Tensor, coding: Coding) -> tuple[PackedWeight | None, Tensor | None]:
     """The base, and the refinement if it is worth having."""
-    rows, width = weight.shape
     code, kind = coding.draft_code, format_of(weight)
-    stored = code_bytes.row_bytes(width, code.group_size, code.bits)
-    codes = torch.empty(rows, stored, dtype=torch.uint8)
-    scales = torch.empty(rows, -(-width // code.group_size), dtype=torch.float16)
+    base = _new_base(weight, code) if code else None
+    bits = code.bits if code else 0
     room = torch.empty(weight.nbytes + _WORK_BYTES + weight.numel() // 64, dtype=torch.uint8)
     size_bytes = compress_expert(
-        _matrix(code, rows, width, kind),
+        _matrix(bits, coding.group_size, weight, kind),
         weight.data_ptr(),
-        kind.low_bits,
-        LEVELS,
-        codes.data_ptr(),
-        scales.data_ptr(),
+        low_bits(kind, bits),
+        most_levels(bits),
+        base.codes.data_ptr() if base else 0,
+        base.scales.data_ptr() if base else 0,
         room.data_ptr(),
         len(room),
     )
-    base = PackedWeight(code, width, codes, scales, base_table(code.bits))
     gains = 0 < size_bytes <= MOST_SHARE * weight.nbytes
     return base, room[:size_bytes].clone() if gains else None
+
+
+def _new_base(weight: Tensor, code: DraftCode) -> PackedWeight:
+    """The base with room for codes of bins, which the native code writes; or with its levels."""
+    if code.kind is DraftKind.SYMMETRIC:
+        return PackedWeight.pack(weight.to(torch.float32).nan_to_num(0, 0, 0), code)
+    rows, width = weight.shape
+    stored = code_bytes.row_bytes(width, code.group_size, code.bits)
+    codes = torch.empty(rows, stored, dtype=torch.uint8)
+    scales = torch.empty(rows, -(-width // code.group_size), dtype=torch.float16)
+    return PackedWeight(code, width, codes, scales, base_table(code.bits))
 
 
 @lru_cache(maxsize=8)
@@ -129,9 +136,10 @@ def base_table(bits: int) -> tuple[float, ...]:
     return (*magnitudes, *(-each for each in magnitudes))
 
 
-def _matrix(code: DraftCode, rows: int, width: int, kind: Format) -> CodedMatrix:
-    edges = tuple(edge / base_code.EDGE_UNIT for edge in base_code.edges_for(code.bits))
-    return CodedMatrix(rows, width, kind.native, code.bits, code.group_size, edges)
+def _matrix(bits: int, group_size: int, weight: Tensor, kind: Format) -> CodedMatrix:
+    inner = base_code.EDGES.get(bits, ())
+    edges = tuple(edge / base_code.EDGE_UNIT for edge in inner)
+    return CodedMatrix(weight.shape[0], weight.shape[1], kind.native, bits, group_size, edges)
 
 
 def _plain(weight: Tensor) -> Tensor:
@@ -153,13 +161,17 @@ def _copy_plain(header: Header, refinement: Tensor, out: Tensor) -> None:
 def _verify(weight: Tensor, base: PackedWeight | None, refinement: Tensor) -> None:
     again = torch.empty_like(weight)
     expand_into(base, refinement, again)
-    if not torch.equal(_flat_bytes(again), _flat_bytes(weight)):
+    if not np.array_equal(_flat_bytes(again).numpy(), _flat_bytes(weight).numpy()):
         raise SpecterError("a coded weight did not expand to the same bits: report this as a bug")
 
 
-def _check_base(base: PackedWeight, header: Header) -> None:
+def _check_base(base: PackedWeight | None, header: Header) -> None:
     """The native code reads as many codes and scales as the shape says: they must be there."""
     rows, width = header.rows, header.width
+    if base is None:
+        if header.base_bits:
+            raise SpecterError(f"a refinement needs its base of {header.base_bits} bits, got none")
+        return
     bits, group_size = base.code.bits, base.code.group_size
     if (base.shape, bits, group_size) != ((rows, width), header.base_bits, header.group_size):
         raise SpecterError(

@@ -5,7 +5,8 @@ Names of the stream's parts are in `specter_cuda`'s `src/expert_code.h`. Nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,27 +26,43 @@ PADDING_BYTES = 16
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.bool_]
+Number = TypeVar("Number", np.int64, np.float32)
+_BYTE_BITS = 8
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the code of every weight leaves open: int64 [weights] each.
+    """What the code of every weight leaves open: [weights] each.
 
-    low, high: the patterns of the magnitudes that have this code; down: the refinement counts from
-    `high`, in the bin that reaches to zero; elsewhere it counts from `low`.
+    low, high: the patterns of the magnitudes that have this code; signs: known from the code;
+    down: the refinement counts from `high`, where a range reaches to zero; elsewhere it counts from
+    `low`; signless: the sign is not known and is added to the doubled refinement.
     """
 
     low: Ints
     high: Ints
+    signs: Ints
     down: Bits
+    signless: Bits
 
-    def refinement(self, magnitudes: Ints) -> Ints:
-        """Where in its range each magnitude lies, from 0."""
-        return np.where(self.down, self.high - magnitudes, magnitudes - self.low)
+    def refinement(self, magnitudes: Ints, signs: Ints) -> Ints:
+        """Where in its range each magnitude lies, from 0; -1 for one that lies outside."""
+        inside = (magnitudes >= self.low) & (magnitudes <= self.high)
+        inside &= self.signless | (signs == self.signs)
+        place = np.where(self.down, self.high - magnitudes, magnitudes - self.low)
+        return np.where(inside, np.where(self.signless, place * 2 + signs, place), -1)
 
-    def magnitudes(self, refinement: Ints) -> Ints:
-        """Undo `refinement`."""
-        return np.where(self.down, self.high - refinement, self.low + refinement)
+    def patterns(self, refinement: Ints, form: Format) -> Ints:
+        """Undo `refinement`: magnitudes and signs."""
+        place = np.where(self.signless, refinement >> 1, refinement)
+        magnitudes = np.where(self.down, self.high - place, self.low + place)
+        signs = np.where(self.signless, refinement & 1, self.signs)
+        every: Ints = magnitudes | signs << form.magnitude_bits
+        return every
+
+    def is_open(self, low_bits: int) -> Bits:
+        """Whether a refinement can be wider than the plane."""
+        return ((self.high - self.low) >> low_bits > 0) | self.signless
 
 
 def patterns(weight: Tensor) -> Ints:
@@ -81,38 +98,81 @@ def bin_starts(scales: Tensor, bits: int, form: Format) -> Ints:
     (at most 8 bits) times a scale (11 bits) is exact in FP32.
     """
     count = 2**form.magnitude_bits
-    finite = torch.arange(form.infinity).to(form.integer).view(form.dtype).to(torch.float32)
     edges = torch.tensor(base_code.edges_for(bits), dtype=torch.float32) / base_code.EDGE_UNIT
-    inner = torch.searchsorted(finite, scales.to(torch.float32).unsqueeze(-1) * edges)
-    ends = torch.zeros(*scales.shape, 1, dtype=torch.int64)
-    return torch.cat((ends, inner, ends + count), -1).numpy()
+    inner = _ceiling(scales.to(torch.float32).unsqueeze(-1) * edges, form)
+    ends = np.zeros((*scales.shape, 1), np.int64)
+    return np.concatenate((ends, inner, ends + count), -1)
 
 
 def ranges(codes: Tensor, scales: Tensor, bits: int, group_size: int, form: Format) -> Ranges:
-    """The ranges that `codes` [rows, in] leave open."""
+    """The ranges that `codes` [rows, in] of 2 to 4 bits, or the levels of 8 bits, leave open."""
+    places = codes.flatten().numpy().astype(np.int64)
+    if bits == _BYTE_BITS:
+        return _step_ranges(places, scales, group_size, form, codes.shape[-1])
     starts = _of_weights(bin_starts(scales, bits, form), codes.shape[-1], group_size)
-    bins = codes.flatten().numpy().astype(np.int64) & (2 ** (bits - 1) - 1)
-    places = np.arange(len(bins))
-    return Ranges(starts[places, bins], starts[places, bins + 1] - 1, bins == 0)
+    bins, every = places & (2 ** (bits - 1) - 1), np.arange(len(places))
+    low, high = starts[every, bins], starts[every, bins + 1] - 1
+    return Ranges(low, high, places >> (bits - 1), bins == 0, np.zeros(len(bins), bool))
+
+
+def _step_ranges(places: Ints, scales: Tensor, group_size: int, form: Format, width: int) -> Ranges:
+    """Half a step of the grid around each level, and a pattern more on either side.
+
+    A level is found by a division that is rounded to FP32: at the edge of two levels it may be the
+    wrong one. Level 0 has no sign; the levels at the ends have no limit.
+    """
+    levels = np.where(places > 127, places - 256, places)
+    steps = _of_weights(scales.to(torch.float32).unsqueeze(-1).numpy(), width, group_size)[:, 0]
+    sizes = np.abs(levels)
+    behind = _ceiling(torch.from_numpy((sizes + 0.5).astype(np.float32) * steps), form)
+    start = _ceiling(torch.from_numpy((sizes - 0.5).clip(0).astype(np.float32) * steps), form)
+    low = np.where(sizes > 0, (start - 1).clip(0), 0)
+    high = np.where(sizes >= 127, 2**form.magnitude_bits - 1, behind)
+    return Ranges(low, high, (levels < 0).astype(np.int64), sizes == 0, sizes == 0)
+
+
+def _ceiling(values: Tensor, form: Format) -> Ints:
+    """The first magnitude pattern whose value is at or above each of `values`."""
+    finite = torch.arange(form.infinity).to(form.integer).view(form.dtype).to(torch.float32)
+    first: Ints = torch.searchsorted(finite, values).numpy()
+    return first
 
 
 def encode_refinement(weight: Tensor, codes: Tensor, scales: Tensor, header: Header) -> bytes:
     """The refinement of `weight` [rows, in]; `header` gives everything but the size."""
     form, low_bits = format_of(weight), header.low_bits
-    magnitudes = patterns(weight) & (2**form.magnitude_bits - 1)
+    every = patterns(weight)
     known = ranges(codes, scales, header.base_bits, header.group_size, form)
-    refinement = known.refinement(magnitudes)
-    levels = np.minimum(refinement >> low_bits, header.levels)
-    in_plane = np.where(levels == header.levels, magnitudes, refinement) & (2**low_bits - 1)
-    is_open = (known.high - known.low) >> low_bits > 0
-    high_bits = form.magnitude_bits - low_bits
-    stream, owners = _told(levels, is_open, magnitudes >> low_bits, high_bits, header.levels)
-    chunks = np.arange(0, len(levels), BLOCK) // CHUNK
-    positions = np.append(np.searchsorted(owners, chunks), len(stream))
-    return _assembled(header, positions, _bits_of(_padded(in_plane, CHUNK), low_bits), stream)
+    magnitudes, signs = every % 2**form.magnitude_bits, every >> form.magnitude_bits
+    refinement = known.refinement(magnitudes, signs)
+    escapes = (refinement < 0) | (refinement >> low_bits >= header.levels)
+    levels = np.where(escapes, header.levels, refinement >> low_bits)
+    in_plane = np.where(escapes, every, refinement) % 2**low_bits
+    high_bits = form.magnitude_bits + 1 - low_bits
+    is_open = known.is_open(low_bits)
+    bits = told(levels, is_open, every >> low_bits, high_bits, header.levels)
+    return assembled(header, b"", in_plane, *bits)
 
 
-def _told(levels: Ints, is_open: Bits, high: Ints, high_bits: int, most: int) -> tuple[Bits, Ints]:
+def expand(refinement: bytes, header: Header, codes: Tensor, scales: Tensor) -> Tensor:
+    """The weights [rows, in] of a refinement that is whole and of this base."""
+    form, low_bits = FORMATS[header.weight_type], header.low_bits
+    known = ranges(codes, scales, header.base_bits, header.group_size, form)
+    in_plane, stream = read_parts(refinement, header, 0)
+    high_bits = form.magnitude_bits + 1 - low_bits
+    levels, high = read_stream(stream, known.is_open(low_bits), high_bits, header.levels)
+    inside = known.patterns(levels << low_bits | in_plane, form)
+    return to_weight(np.where(high >= 0, high << low_bits | in_plane, inside), header)
+
+
+def to_weight(every: Ints, header: Header) -> Tensor:
+    """Undo `patterns`: a weight [rows, in]."""
+    form = FORMATS[header.weight_type]
+    whole = torch.from_numpy(every).to(form.integer).view(form.dtype)
+    return whole.view(header.rows, header.width)
+
+
+def told(levels: Ints, is_open: Bits, high: Ints, high_bits: int, most: int) -> tuple[Bits, Ints]:
     """The bits of the stream, and the chunk that each belongs to.
 
     In a chunk come, for each level below `most`, a bit for every open weight that has reached it:
@@ -132,65 +192,49 @@ def _told(levels: Ints, is_open: Bits, high: Ints, high_bits: int, most: int) ->
     return np.concatenate(bits)[order], every[order] // ((most + 1) * CHUNK)
 
 
-def _assembled(header: Header, positions: Ints, plane: Bits, stream: Bits) -> bytes:
-    parts = positions.astype("<u4").tobytes()
+def assembled(
+    header: Header, exponents: bytes, in_plane: Ints, stream: Bits, owners: Ints
+) -> bytes:
+    """A refinement of its parts; `owners` are the chunks that the bits of `stream` belong to."""
+    chunks = np.arange(0, len(in_plane), BLOCK) // CHUNK
+    positions = np.append(np.searchsorted(owners, chunks), len(stream))
+    parts = positions.astype("<u4").tobytes() + exponents
+    plane = _bits_of(_padded(in_plane, CHUNK), header.low_bits)
     parts += np.packbits(plane, bitorder="little").tobytes()
     parts += np.packbits(stream, bitorder="little").tobytes() + bytes(PADDING_BYTES)
     parts += bytes(-(HEADER_BYTES + len(parts)) % 8)
-    sized = Header(**(vars(header) | {"size_bytes": HEADER_BYTES + len(parts)}))
-    return sized.pack() + parts
+    return replace(header, size_bytes=HEADER_BYTES + len(parts)).pack() + parts
 
 
-def expand(refinement: bytes, header: Header, codes: Tensor, scales: Tensor) -> Tensor:
-    """The weights [rows, in] of a refinement that is whole and of this base."""
-    form = FORMATS[header.weight_type]
-    known = ranges(codes, scales, header.base_bits, header.group_size, form)
-    weights, low_bits = header.rows * header.width, header.low_bits
+def read_parts(refinement: bytes, header: Header, exponent_bytes: int) -> tuple[Ints, Bits]:
+    """The plane of a refinement, [weights], and the bits of its stream."""
+    weights = header.rows * header.width
     chunks, blocks = -(-weights // CHUNK), -(-weights // BLOCK)
-    begin = HEADER_BYTES + 4 * (blocks + 1)
-    end = begin + chunks * CHUNK * low_bits // 8
-    in_plane = _numbers(_unpacked(refinement[begin:end]), low_bits)[:weights]
-    stream = _unpacked(refinement[end:])
-    is_open = (known.high - known.low) >> low_bits > 0
-    levels = np.zeros(weights, np.int64)
-    high = np.full(weights, -1, np.int64)
+    begin = HEADER_BYTES + 4 * (blocks + 1) + exponent_bytes
+    end = begin + chunks * CHUNK * header.low_bits // 8
+    in_plane = _numbers(_unpacked(refinement[begin:end]), header.low_bits)[:weights]
+    return in_plane, _unpacked(refinement[end:])
+
+
+def read_stream(stream: Bits, is_open: Bits, high_bits: int, most: int) -> tuple[Ints, Ints]:
+    """Undo `told`: the level of every weight, and what an escape says, -1 for others."""
+    levels = np.zeros(len(is_open), np.int64)
+    high = np.full(len(is_open), -1, np.int64)
     position = 0
-    for start in range(0, weights, CHUNK):
-        part = slice(start, start + CHUNK)
-        position = _read_chunk(
-            stream,
-            position,
-            is_open[part],
-            levels[part],
-            high[part],
-            form.magnitude_bits - low_bits,
-            header.levels,
-        )
-    magnitudes = known.magnitudes(levels << low_bits | in_plane)
-    magnitudes = np.where(high >= 0, high << low_bits | in_plane, magnitudes)
-    signs = codes.flatten().numpy().astype(np.int64) >> (header.base_bits - 1)
-    whole = torch.from_numpy(magnitudes | signs << form.magnitude_bits).to(form.integer)
-    return whole.view(form.dtype).view(header.rows, header.width)
+    for start in range(0, len(is_open), CHUNK):
+        reached = start + np.flatnonzero(is_open[start : start + CHUNK])
+        for _ in range(most):
+            told = stream[position : position + len(reached)]
+            position += len(reached)
+            reached = reached[told]
+            levels[reached] += 1
+        for place in reached:
+            high[place] = _numbers(stream[position : position + high_bits], high_bits)[0]
+            position += high_bits
+    return levels, high
 
 
-def _read_chunk(
-    stream: Bits, position: int, is_open: Bits, levels: Ints, high: Ints, high_bits: int, most: int
-) -> int:
-    """Fill in the levels of a chunk, and the high bits of its escapes; the position behind it."""
-    reached = np.flatnonzero(is_open)
-    for _ in range(most):
-        reached, position = (
-            reached[stream[position : position + len(reached)]],
-            position + len(reached),
-        )
-        levels[reached] += 1
-    for place in reached:
-        high[place] = _numbers(stream[position : position + high_bits], high_bits)[0]
-        position += high_bits
-    return position
-
-
-def _of_weights(per_group: Ints, width: int, group_size: int) -> Ints:
+def _of_weights(per_group: NDArray[Number], width: int, group_size: int) -> NDArray[Number]:
     """Repeat [rows, groups, n] for every weight of its group: [weights, n]."""
     return np.repeat(per_group, group_size, 1)[:, :width].reshape(-1, per_group.shape[-1])
 

@@ -107,10 +107,7 @@ def open_checkpoint(
         raise UsageError(f"unknown number type {dtype!r}: choose one of {', '.join(DTYPES)}")
     folder = find_folder(model)
     began_s = time.perf_counter()
-    described = _read_json(folder / "config.json")
-    method = _quantization(folder, described)
-    stored = open_weights(folder)
-    sources = _unpacked(stored, described, method)
+    stored, sources, method = read_folder(folder)
     network = load_model(folder, sources, DTYPES[dtype], method, progress)
     _choose_generation(folder, network)
     tokenizer = _load_tokenizer(folder)
@@ -123,6 +120,19 @@ def open_checkpoint(
         tokenizer_hash=_hash(folder / "tokenizer.json"),
         loading=_time(stored, load_s),
     )
+
+
+def read_folder(
+    folder: Path,
+) -> tuple[Mapping[str, StoredTensor], Mapping[str, Source], str]:
+    """A checkpoint's tensors as they are stored and as they are read, and their packed format.
+
+    The format is "mxfp4", which transformers unpacks, "fp8", or "". Errors as `open_checkpoint`.
+    """
+    described = _read_json(folder / "config.json")
+    method = _quantization(folder, described)
+    stored = open_weights(folder)
+    return stored, _unpacked(stored, described, method), method
 
 
 def bundled_models() -> list[str]:

@@ -65,7 +65,7 @@ def install(model: PreTrainedModel) -> tuple[ExpertLayer, ...]:
     SpecterError when the model has none, or routes outside transformers' experts interface.
     """
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _dispatch)
-    layers = _find_layers(model)
+    layers = find_layers(model)
     if not layers and any(_uses_interface(module) for module in model.modules()):
         raise SpecterError(
             f"the experts of this {type(model).__name__} were moved out before: load it again, or "
@@ -109,7 +109,8 @@ def expert_weights(experts: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def _find_layers(model: nn.Module) -> tuple[ExpertLayer, ...]:
+def find_layers(model: nn.Module) -> tuple[ExpertLayer, ...]:
+    """The MoE layers of a model in order, nothing changed; maybe none."""
     found = [
         (name, module)
         for name, module in model.named_modules()

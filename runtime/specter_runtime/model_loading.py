@@ -54,7 +54,7 @@ def load_model(
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with _no_reading_ahead(), _threads(torch.get_num_threads() if quantization else 1):
-            skeleton = _skeleton(folder, reading.sources)
+            skeleton = build_skeleton(folder, reading.sources)
             model, info = _fill(skeleton, reading, dtype, quantization)
     except SpecterError:
         raise
@@ -160,7 +160,7 @@ def _no_reading_ahead() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _skeleton(folder: Path, sources: Mapping[str, Source]) -> PreTrainedModel:
+def build_skeleton(folder: Path, sources: Mapping[str, Source]) -> PreTrainedModel:
     """The model that the config describes, without memory for its weights.
 
     UsageError when the files cannot hold it: before anything large is allocated for it.

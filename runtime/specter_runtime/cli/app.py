@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from specter_runtime.cli.bench import bench
 from specter_runtime.cli.capture import capture
 from specter_runtime.cli.chat import chat
+from specter_runtime.cli.coding import coding
 from specter_runtime.cli.generate import generate
 from specter_runtime.cli.info import info
 from specter_sim.cli.app import InterruptedRunError, exit_code_of
@@ -39,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, bench, info, capture):
+for command in (generate, chat, bench, info, coding, capture):
     app.command()(command)
 
 

@@ -20,7 +20,7 @@ def load(system: System, model: str) -> Checkpoint:
     """The checkpoint of a model, in the system's number type; says what loading took."""
     from specter_runtime.checkpoint import open_checkpoint
 
-    with _progress() as progress:
+    with progress_bar("loading") as progress:
         checkpoint = open_checkpoint(model, system.dtype, progress)
     if checkpoint.loading is not None:
         tell(str(checkpoint.loading))
@@ -55,15 +55,15 @@ def device_kind(system: System) -> DeviceKind:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A bar of bytes read; nothing where stderr is no terminal."""
+def progress_bar(doing: str) -> Iterator[Progress | None]:
+    """A bar of bytes; nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-    columns = ("loading", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (doing, BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
+        task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -65,7 +65,7 @@ _PRESETS = (
     ),
     Preset(
         "coded-lru",
-        "the same LRU over losslessly coded experts (0.72 of the bytes in slot and load)",
+        "the same LRU over losslessly coded experts (0.68 of the bytes in slot and load)",
         _system({"experts.form": "coded"}),
     ),
     Preset(

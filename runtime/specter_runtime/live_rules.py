@@ -7,14 +7,21 @@ instead of a trace; rules that know the future cannot run here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specter_sim.config import RunConfig
 from specter_sim.offload.offloader import Rules
-from specter_sim.policies.catalogue import DepthInfo, EvictionInfo, PolicyInfo, PrefetchInfo, Scalar
+from specter_sim.policies.catalogue import (
+    DEPTH,
+    DepthInfo,
+    EvictionInfo,
+    PolicyInfo,
+    PrefetchInfo,
+    Scalar,
+)
 from specter_sim.policies.state import State, new_state
 from specter_sim.setup.residents import fill, hot_set
 from specter_sim.setup.rules import (
@@ -43,6 +50,10 @@ class Policies:
     def drafts(self) -> bool:
         """Whether a draft is ever run."""
         return self.depth.name != "never" and self.depth_params.get("depth") != 0
+
+    def without_draft(self) -> Policies:
+        """The same at depth 0: prefetch that follows a draft then has nothing to follow."""
+        return replace(self, depth=DEPTH["never"], depth_params={})
 
     @property
     def uses_gate(self) -> bool:

@@ -126,32 +126,40 @@ def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) 
     UsageError for a configuration that cannot run, or a budget that is too small.
     """
     drafts, coding = check_config(config).drafts, coding_of(config)
-    code = _draft_code(config, options) if drafts else None
+    code = draft_code(config, options) if drafts else None
     return plan(LoadedModel.take(checkpoint, code, coding), config, options)
 
 
 def plan(loaded: LoadedModel, config: RunConfig, options: SessionOptions) -> Prepared:
     """Plan the memory of a model whose experts are in a store already; errors as `prepare`."""
     policies, found, name = check_config(config), loaded.survey, loaded.checkpoint.name
+    wanted = policies.drafts
+    if found.obstacle:
+        policies = policies.without_draft()
     _check_layers(config, policies, loaded.store, name)
     draft = None
-    if policies.drafts and not found.obstacle:
-        draft = loaded.draft(_draft_code(config, options))
+    if policies.drafts:
+        draft = loaded.draft(draft_code(config, options))
     fixed = _fixed(loaded, draft, policies, options)
     budget = plan_budget(config.memory, loaded.store, fixed, found.top_k, name)
-    notes = [_obstacle_note(found)] if policies.drafts and found.obstacle else []
+    notes = [_obstacle_note(found)] if wanted and found.obstacle else []
     if options.lock_bytes is not None:
         notes.append(_lock(loaded.store, options.lock_bytes))
     popular = _popularity(config, policies, loaded.store, name)
     return Prepared(loaded, config, options, policies, draft, budget, popular, tuple(notes))
 
 
-def _draft_code(config: RunConfig, options: SessionOptions) -> DraftCode:
+def draft_code(config: RunConfig, options: SessionOptions) -> DraftCode:
+    """The code of a configuration's draft; UsageError when it has none."""
     coding = coding_of(config)
     if coding is not None and coding.draft_code is not None:
         return coding.draft_code
     bits = config.experts.draft_bits
-    name = options.draft or ("int8" if bits == 8 else f"base{bits or 4}")
+    if bits is None and options.draft is None:
+        raise UsageError(
+            f'depth "{config.policy.depth}" needs a draft: set experts.draft_bits to 2, 3, 4 or 8'
+        )
+    name = options.draft or ("int8" if bits == 8 else f"base{bits}")
     return parse(name, config.experts.group_size)
 
 

@@ -22,7 +22,7 @@ from specter_runtime.slots import Slots
 from specter_runtime.stopwatch import Stopwatch
 from specter_sim.bound import least_loads_of_run
 from specter_sim.config import RunConfig
-from specter_sim.offload.decode import connect, decode_window, prefill
+from specter_sim.offload.decode import Window, connect, decode_window, prefill
 from specter_sim.offload.journal import Journal
 from specter_sim.offload.offloader import Offloader
 from specter_sim.policies.state import State
@@ -94,6 +94,11 @@ class Session:
     def notes(self) -> tuple[str, ...]:
         """What a user should know of this run."""
         return self.prepared.notes
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """All windows decoded, over requests."""
+        return tuple(window for served in self._served for window in served.windows)
 
     @property
     def peak_device_bytes(self) -> int:

@@ -14,8 +14,8 @@ from specter_traces.errors import UsageError
 
 # Measured shares of a BF16 expert. Gaussian weights, scales per 128: refinements beside a base of
 # 4, 3 and 2 bits. Without a base: a shared exponent per group, differences, sign and mantissa.
-CODED_SHARE = 0.72
-REFINEMENT_SHARE = {4: 0.53, 3: 0.56, 2: 0.61}
+CODED_SHARE = 0.68
+REFINEMENT_SHARE = {4: 0.468, 3: 0.516, 2: 0.556}
 DRAFT_BITS = (2, 3, 4, 8)
 SCALE_BYTES = 2
 LARGE_DRAFT = 0.6  # share of the target's bytes above which a draft is worth a remark

@@ -94,7 +94,7 @@ def notes(session: Session, result: Result) -> list[str]:
     told = list(dict.fromkeys((*session.notes, *result.notes)))
     if session.prepared.config.policy.depth != "governor":
         return told
-    stopped = given_up([window.outcome.depth for window in getattr(session, "windows", ())])
+    stopped = given_up([window.outcome.depth for window in session.windows])
     return [*told, stopped] if stopped else told
 
 

@@ -15,7 +15,7 @@ from specter_runtime.cli.options import System, configuration, policy_name, tell
 from specter_runtime.cli.summary import stall_share
 from specter_runtime.cli.systems import PLAIN
 from specter_runtime.loaded_model import LoadedModel
-from specter_runtime.prepare import _draft_code as draft_code
+from specter_runtime.prepare import draft_code as draft_code
 from specter_runtime.prepare import plan
 from specter_runtime.prompts import Passage, encode
 from specter_runtime.sampling import Sampling

@@ -166,7 +166,7 @@ def check_against_reference(weight: Tensor, bits: int, group_size: int, portable
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.native)
 @pytest.mark.parametrize("base", BASES)
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     shape=st.sampled_from(SHAPES),

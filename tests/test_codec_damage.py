@@ -6,23 +6,29 @@ with `-fsanitize=address` and running this file once, by hand.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import struct
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from specter_cuda import CodedMatrix, ExpandOutcome, compress_expert, expand_expert
 from specter_runtime.codec import BaseName, Coded, Coding, encode, expand_into, stream_checksum
+from specter_runtime.codec import codec as codec
 from specter_runtime.codec.stream import HEADER_BYTES
+from specter_runtime.quantizer import base_code
 from specter_traces import SpecterError
 
 GUARD = 256
 SHAPES = ((24, 256), (11, 93))
+BASES: tuple[BaseName | None, ...] = ("base2", "base3", "base4", "int8", None)
 
 
 def coded_weight(
-    shape: tuple[int, int] = SHAPES[0], base: BaseName = "base3", seed: int = 0
+    shape: tuple[int, int] = SHAPES[0], base: BaseName | None = "base3", seed: int = 0
 ) -> tuple[Tensor, Coded]:
     generator = torch.Generator().manual_seed(seed)
     weight = (torch.randn(shape, generator=generator) * 0.03).bfloat16()
@@ -56,12 +62,13 @@ def checked(coded: Coded, stream: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_flipped_bit_is_noticed(shape: tuple[int, int]) -> None:
-    """By the expansion or by the checksum, in every byte of the stream."""
-    weight, coded = coded_weight(shape)
+@pytest.mark.parametrize("base", BASES)
+def test_every_flipped_bit_is_noticed(shape: tuple[int, int], base: BaseName | None) -> None:
+    """By the expansion or by the checksum: every byte of what leads the stream, and others."""
+    weight, coded = coded_weight(shape, base)
     generator = random.Random(1)
     errors = 0
-    for place in range(len(coded.refinement)):
+    for place in (*range(120), *range(120, len(coded.refinement), 3)):
         stream = coded.refinement.clone()
         stream[place] ^= 1 << generator.randrange(8)
         found = expanded(coded, stream, shape)
@@ -71,10 +78,11 @@ def test_every_flipped_bit_is_noticed(shape: tuple[int, int]) -> None:
     assert torch.equal(expanded(coded, coded.refinement, shape), weight)  # type: ignore[arg-type]
 
 
-def test_bursts_of_damage_are_harmless() -> None:
-    _, coded = coded_weight()
+@pytest.mark.parametrize("base", BASES)
+def test_bursts_of_damage_are_harmless(base: BaseName | None) -> None:
+    _, coded = coded_weight(base=base)
     generator = random.Random(2)
-    for _ in range(400):
+    for _ in range(200):
         stream = coded.refinement.clone()
         at = generator.randrange(len(stream))
         noise = [generator.randrange(256) for _ in range(generator.randrange(1, 200))]
@@ -96,8 +104,8 @@ def test_a_damaged_base_is_noticed() -> None:
     assert checked(coded, coded.refinement)
 
 
-@pytest.mark.parametrize("base", ("base2", "base4"))
-def test_every_length_but_its_own_is_refused(base: BaseName) -> None:
+@pytest.mark.parametrize("base", BASES)
+def test_every_length_but_its_own_is_refused(base: BaseName | None) -> None:
     _, coded = coded_weight(base=base)
     for length in range(0, len(coded.refinement), 3):
         assert expanded(coded, coded.refinement[:length], SHAPES[0]) is None
@@ -176,3 +184,60 @@ def test_what_cannot_be_coded_is_refused(weight: Tensor) -> None:
 def test_codings_that_no_draft_has_are_refused(base: BaseName, group_size: int) -> None:
     with pytest.raises(SpecterError):
         Coding(base, group_size)
+
+
+def test_an_encoder_that_errs_is_caught_before_anything_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight, _ = coded_weight()
+
+    def one_bit_wrong(matrix: CodedMatrix, *rest: Any) -> int:
+        size: int = compress_expert(matrix, *rest)
+        ctypes.c_uint8.from_address(rest[-2] + size // 2).value ^= 1
+        return size
+
+    monkeypatch.setattr(codec, "compress_expert", one_bit_wrong)
+    with pytest.raises(SpecterError, match="same bits"):
+        encode(weight, Coding("base3", 32))
+
+
+def native_outcome(
+    coded: Coded, stream: Tensor, length: int, portable: bool, rows: int = 4
+) -> ExpandOutcome:
+    """What the native code alone says of a base3 stream of 4 rows of 64."""
+    assert coded.base is not None
+    edges = tuple(edge / base_code.EDGE_UNIT for edge in base_code.edges_for(3))
+    out = torch.empty(4, 64, dtype=torch.bfloat16)
+    base = (coded.base.codes.data_ptr(), coded.base.scales.data_ptr())
+    matrix = CodedMatrix(rows, 64, "bfloat16", 3, 32, edges)
+    found = (stream.data_ptr(), length, out.data_ptr())
+    return expand_expert(matrix, *base, *found, portable=portable)
+
+
+@pytest.mark.parametrize("portable", (False, True))
+def test_the_native_code_needs_no_one_to_check_first(portable: bool) -> None:
+    _, coded = coded_weight((4, 64))
+    whole, size = coded.refinement, len(coded.refinement)
+    assert native_outcome(coded, whole, size, portable) is ExpandOutcome.FINE
+    for length in (0, 8, 31, 32, 40, size - 1):
+        assert native_outcome(coded, whole, length, portable) is ExpandOutcome.TRUNCATED
+    assert native_outcome(coded, whole, size, portable, rows=3) is ExpandOutcome.FOREIGN
+    end = int.from_bytes(bytes(whole[36:40].tolist()), "little")
+    for wrong in (0, 1, end - 1, end + 1, 2**31):
+        stream = whole.clone()
+        stream[36:40] = torch.tensor(list(wrong.to_bytes(4, "little")), dtype=torch.uint8)
+        assert native_outcome(coded, stream, size, portable) is ExpandOutcome.CORRUPT
+
+
+def test_plain_bytes_go_only_where_they_came_from() -> None:
+    noise = torch.randint(-(2**15), 2**15, (4, 64), dtype=torch.int16).view(torch.bfloat16)
+    coded = encode(noise, Coding("base4", 64))
+    assert coded.plain
+    for wrong in (noise.half(), noise.T.contiguous()):
+        with pytest.raises(SpecterError):
+            expand_into(coded.base, coded.refinement, wrong)
+    for size in (HEADER_BYTES, HEADER_BYTES + noise.nbytes - 2):
+        stream = coded.refinement.clone()
+        stream[24:32] = torch.tensor(list(struct.pack("<Q", size)), dtype=torch.uint8)
+        with pytest.raises(SpecterError):
+            expand_into(coded.base, stream, torch.empty_like(noise))

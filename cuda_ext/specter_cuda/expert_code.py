@@ -115,7 +115,8 @@ def expand_expert(
 
     `codes` and `scales` are as `decode_codes` takes them, 0 without a base. Never reads behind
     `refinement_bytes` or the base, whatever the bytes are; when the outcome is not FINE, what `out`
-    holds is undefined. `portable` avoids the processor's vector instructions. Raises ValueError for a null address.
+    holds is undefined. `portable` avoids the processor's vector instructions. Raises ValueError for
+    a null address.
     """
     _refuse_null(refinement, out, *_base(matrix, codes, scales))
     outcome = _expand(*_native(matrix), codes, scales, refinement, refinement_bytes, out, portable)

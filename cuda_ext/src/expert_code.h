@@ -183,8 +183,8 @@ inline Ranges ranges_of(const Edges& edges, std::uint16_t scale, int low_bits) {
   return ranges;
 }
 
-// Bits of the stream behind `position`, the lowest first. Reading may look at 9 bytes behind the
-// position: kPadding covers that at the end, and a position never passes the end.
+// Bits of the stream behind `position`, the lowest first. Reading looks at 9 bytes behind the
+// position: kPadding covers that, as a position never passes the end by more than one.
 struct BitReader {
   const std::uint8_t* stream;
   std::uint64_t position, end;
@@ -196,7 +196,7 @@ struct BitReader {
     std::memcpy(&word, byte, sizeof word);
     word = word >> shift | std::uint64_t{byte[8]} << 1 << (63 - shift);
     position += count;
-    if (position > end) position = end;
+    if (position > end) position = end + 1;  // and there it stays: never the end again
     return word;
   }
 };

@@ -24,7 +24,8 @@ class DraftWeights:
 
     def __init__(self, layers: tuple[ExpertLayer, ...], code: DraftCode) -> None:
         """Nothing is quantized yet: `add` every expert."""
-        self._layers, self._code = layers, code
+        self.code = code
+        self._layers = layers
         self._packed: list[dict[str, list[PackedWeight | Int4Kernel]]] = [{} for _ in layers]
         self._scratch: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
         self._decoded_into: list[dict[str, Tensor]] = [{} for _ in layers]
@@ -32,7 +33,7 @@ class DraftWeights:
     def add(self, layer: int, expert: int, weights: dict[str, Tensor]) -> None:
         """Quantize one expert, in the order of ids. UsageError where a weight cannot be coded."""
         packed = {
-            name: PackedWeight.pack(self._layers[layer].as_rows(weight), self._code)
+            name: PackedWeight.pack(self._layers[layer].as_rows(weight), self.code)
             for name, weight in weights.items()
         }
         self.add_packed(layer, expert, packed, weights)

@@ -24,6 +24,7 @@ from specter_runtime.live_rules import (
 from specter_runtime.loaded_model import LoadedModel
 from specter_runtime.options import SessionOptions
 from specter_runtime.quantizer import DraftCode, parse
+from specter_runtime.stored_form import as_stored
 from specter_runtime.survey import Survey
 from specter_sim.config import RunConfig
 from specter_sim.hardware import Link
@@ -123,8 +124,10 @@ def coding_of(config: RunConfig) -> Coding | None:
 def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) -> Prepared:
     """Move the experts of a loaded model into a store and plan its memory.
 
+    A checkpoint with coded experts runs with them, unless `config` asks for another coding.
     UsageError for a configuration that cannot run, or a budget that is too small.
     """
+    config = as_stored(checkpoint, config)
     drafts, coding = check_config(config).drafts, coding_of(config)
     code = draft_code(config, options) if drafts else None
     return plan(LoadedModel.take(checkpoint, code, coding), config, options)
@@ -133,6 +136,11 @@ def prepare(checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) 
 def plan(loaded: LoadedModel, config: RunConfig, options: SessionOptions) -> Prepared:
     """Plan the memory of a model whose experts are in a store already; errors as `prepare`."""
     policies, found, name = check_config(config), loaded.survey, loaded.checkpoint.name
+    if loaded.coding != coding_of(config):
+        raise UsageError(
+            f"the experts of {name} were loaded in another form than experts.form = "
+            f'"{config.experts.form}": load the model again'
+        )
     wanted = policies.drafts
     if found.obstacle:
         policies = policies.without_draft()

@@ -14,10 +14,11 @@ from specter_runtime.cli.opening import device_kind, load, set_threads
 from specter_runtime.cli.options import System, configuration, policy_name, tell, today
 from specter_runtime.cli.summary import stall_share
 from specter_runtime.cli.systems import PLAIN
+from specter_runtime.codec import Coding
 from specter_runtime.loaded_model import LoadedModel
-from specter_runtime.prepare import draft_code as draft_code
-from specter_runtime.prepare import plan
+from specter_runtime.prepare import coding_of, plan
 from specter_runtime.prompts import Passage, encode
+from specter_runtime.quantizer import DraftCode, parse
 from specter_runtime.sampling import Sampling
 from specter_runtime.session import Session, SessionOptions
 from specter_sim import __version__
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from specter_runtime.calibration import Calibration
     from specter_runtime.prediction import Prediction, WrittenText
     from specter_runtime.prepare import Prepared
-    from specter_runtime.quantizer import DraftCode
     from specter_traces import Trace
+
+DRAFTLESS = parse("base4")
+"""The draft that is recorded along a text where the system has none: it is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,10 @@ def key_of(system: System, config: RunConfig, work: Work) -> str:
 
 
 class Workbench:
-    """Loads its model when it is first needed; experts stay in host memory between systems."""
+    """Loads its model when it is first needed; experts stay in host memory between systems.
+
+    Only one form of them at a time: a system of another coding loads the model again.
+    """
 
     def __init__(self, base: System, work: Work) -> None:
         """`base` is what all systems share: model, device, number type, threads."""
@@ -70,7 +76,7 @@ class Workbench:
         self._base, self._work = base, work
         self._loaded: LoadedModel | None = None
         self._prompts: list[list[int]] = []
-        self._calibration: Calibration | None = None
+        self._calibrations: dict[tuple[Coding | None, DraftCode | None], Calibration] = {}
         self._traces: dict[tuple[tuple[WrittenText, ...], DraftCode], Trace] = {}
 
     def half_resident_bytes(self) -> int:
@@ -118,15 +124,16 @@ class Workbench:
         if self._loaded is not None:
             self._loaded.close()
 
-    def _load(self) -> LoadedModel:
-        if self._loaded is None:
+    def _load(self, coding: Coding | None) -> LoadedModel:
+        if self._loaded is None or self._loaded.coding != coding:
+            self.close()
             checkpoint = load(self._base, configuration(self._base).model)
             self._prompts = [encode(passage, checkpoint) for passage in self._work.passages]
-            self._loaded = LoadedModel.take(checkpoint)
+            self._loaded = LoadedModel.take(checkpoint, coding=coding)
         return self._loaded
 
     def _plan(self, config: RunConfig) -> Prepared:
-        loaded = self._load()
+        loaded = self._load(coding_of(config))
         return plan(loaded, config, self._options(self._work.new_tokens))
 
     def _options(self, new_tokens: int) -> SessionOptions:
@@ -159,18 +166,20 @@ class Workbench:
         from specter_runtime.calibration import TOKENS, calibrate
         from specter_runtime.prediction import WrittenText, predict, record
 
-        if self._calibration is None:
+        drafted = prepared.draft.code if prepared.draft is not None else None
+        kind = (coding_of(prepared.config), drafted)
+        if kind not in self._calibrations:
             tell("measuring what this machine takes")
             options = self._options(TOKENS)
-            self._calibration = calibrate(
+            self._calibrations[kind] = calibrate(
                 prepared.loaded, prepared.config, options, self._prompts[0]
             )
         whole = tuple(
             WrittenText((*prompt, *text), len(prompt))
             for prompt, text in zip(self._prompts, texts, strict=True)
         )
-        code = draft_code(prepared.config, prepared.options)
+        code = drafted or DRAFTLESS
         if (whole, code) not in self._traces:
             trace = record(prepared.loaded, code, whole, self._work.sampling)
             self._traces[whole, code] = trace
-        return predict(prepared, self._traces[whole, code], self._calibration)
+        return predict(prepared, self._traces[whole, code], self._calibrations[kind])

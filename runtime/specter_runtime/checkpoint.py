@@ -24,7 +24,10 @@ from transformers import (
 )
 
 from specter_runtime import fp8, hub
+from specter_runtime.coded_files import CodedFile, is_coded
+from specter_runtime.coded_store import CodedExperts
 from specter_runtime.disk_rate import SAMPLE_BYTES, disk_bytes_per_s
+from specter_runtime.experts import find_layers
 from specter_runtime.model_loading import Progress, load_model, reason
 from specter_runtime.weight_files import Source, StoredTensor, open_weights
 from specter_sim.units import format_bytes, format_rate
@@ -71,7 +74,8 @@ class Checkpoint:
     """A loaded model: its name, weights on this machine, and tokenizer (None when it has none).
 
     `precision` says what the weights are stored in and, if different, what is computed in;
-    `tokenizer_hash` is the SHA-256 of `tokenizer.json`, empty without one.
+    `tokenizer_hash` is the SHA-256 of `tokenizer.json`, empty without one. `coded`: the routed
+    experts, where they were kept as they are stored; the model has only their shapes then.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Checkpoint:
     precision: str
     tokenizer_hash: str
     loading: LoadTime | None = None
+    coded: CodedExperts | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -96,19 +101,31 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    model: str, dtype: str = "auto", progress: Progress | None = None
+    model: str,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    *,
+    keep_coded: bool = False,
 ) -> Checkpoint:
     """Load `model`: a bundled name, a folder in transformers' layout, or a hub id "org/name".
 
-    UsageError when there is no such model, or it is no complete safetensors checkpoint of a format
-    that is read exactly; SpecterError when transformers cannot load it whole.
+    Experts that are stored in coded form are expanded into the model; with `keep_coded` they are
+    kept so beside a model that has no weights for them, only shapes. UsageError when there is no
+    such model, or it is no complete safetensors checkpoint of a format that is read exactly;
+    SpecterError when transformers cannot load it whole.
     """
     if dtype not in DTYPES:
         raise UsageError(f"unknown number type {dtype!r}: choose one of {', '.join(DTYPES)}")
     folder = find_folder(model)
     began_s = time.perf_counter()
     stored, sources, method = read_folder(folder)
-    network = load_model(folder, sources, DTYPES[dtype], method, progress)
+    coded = CodedFile(folder) if is_coded(folder) else None
+    chosen = DTYPES[dtype] if coded is None else coded.dtype_for(DTYPES[dtype])
+    kept = coded if keep_coded else None
+    if kept is not None:
+        sources = kept.plain
+    network = load_model(folder, sources, chosen, method, progress, experts=kept is None)
+    ready = None if kept is None else kept.experts(find_layers(network))
     _choose_generation(folder, network)
     tokenizer = _load_tokenizer(folder)
     load_s = time.perf_counter() - began_s
@@ -119,6 +136,7 @@ def open_checkpoint(
         precision=_precision(sources, method, network),
         tokenizer_hash=_hash(folder / "tokenizer.json"),
         loading=_time(stored, load_s),
+        coded=ready,
     )
 
 
@@ -130,6 +148,9 @@ def read_folder(
     The format is "mxfp4", which transformers unpacks, "fp8", or "". Errors as `open_checkpoint`.
     """
     described = _read_json(folder / "config.json")
+    if is_coded(folder):
+        file = CodedFile(folder)
+        return file.tensors, file.original(), ""
     method = _quantization(folder, described)
     stored = open_weights(folder)
     return stored, _unpacked(stored, described, method), method

@@ -33,7 +33,7 @@ from specter_traces.errors import SpecterError
 
 
 @dataclass(frozen=True)
-class _CodedLayer:
+class CodedLayer:
     """One layer: where each expert's run lies in `memory`, and each matrix's refinement in a run.
 
     begins: [E+1] offsets of runs; places: by expert and matrix, begin and end inside the run;
@@ -49,11 +49,19 @@ class _CodedLayer:
     checksums: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class CodedExperts:
+    """All experts of a model in coded form, in memory: what a store is made of."""
+
+    coding: Coding
+    layers: tuple[CodedLayer, ...]
+
+
 class CodedStore:
     """Host memory of all routed experts in coded form, and their bases."""
 
     def __init__(
-        self, layers: tuple[ExpertLayer, ...], coding: Coding, coded: Sequence[_CodedLayer]
+        self, layers: tuple[ExpertLayer, ...], coding: Coding, coded: Sequence[CodedLayer]
     ) -> None:
         """Use `take`."""
         self.coding = coding
@@ -74,6 +82,18 @@ class CodedStore:
             remove_weights(layer.experts)
             give_back()
         return cls(layers, coding, coded)
+
+    @classmethod
+    def of(cls, layers: tuple[ExpertLayer, ...], ready: CodedExperts) -> CodedStore:
+        """Experts that were coded before, as they were read from a file; nothing is encoded."""
+        for layer in layers:
+            remove_weights(layer.experts)
+        return cls(layers, ready.coding, ready.layers)
+
+    @property
+    def ready(self) -> CodedExperts:
+        """The coded experts themselves."""
+        return CodedExperts(self.coding, self._coded)
 
     @property
     def layers(self) -> int:
@@ -223,7 +243,7 @@ class CodedStore:
         return scratch
 
 
-def _encoded(layer: ExpertLayer, coding: Coding) -> _CodedLayer:
+def _encoded(layer: ExpertLayer, coding: Coding) -> CodedLayer:
     """One layer's experts, encoded into one piece of memory."""
     weights = expert_weights(layer.experts)
     runs, places, bases = [], [], []
@@ -243,7 +263,7 @@ def _encoded(layer: ExpertLayer, coding: Coding) -> _CodedLayer:
         begins.append(begins[-1] + len(run))
     memory = page_memory(begins[-1])
     torch.cat(runs, out=memory)
-    return _CodedLayer(
+    return CodedLayer(
         layer.name,
         arranged(weights)[0],
         memory,

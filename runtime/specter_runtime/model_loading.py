@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import Mxfp4Config
 
+from specter_runtime.experts import expert_weights, find_layers
 from specter_runtime.freed_memory import give_back
 from specter_runtime.weight_files import Source
 from specter_traces.errors import SpecterError, UsageError, printable, shown
@@ -40,11 +41,15 @@ def load_model(
     dtype: torch.dtype | None = None,
     quantization: str = "",
     progress: Progress | None = None,
+    *,
+    experts: bool = True,
 ) -> PreTrainedModel:
     """The model of the config in `folder` with the weights `sources`, all of them there and finite.
 
     `dtype` is what to compute in, None for the config's own. `quantization` is "mxfp4" when
-    transformers has packed tensors to unpack, "fp8" when the sources unpack theirs. UsageError when
+    transformers has packed tensors to unpack, "fp8" when the sources unpack theirs. Without
+    `experts` the sources have no routed experts, and the model has only their shapes, on the meta
+    device. UsageError when
     the config describes another model than the files hold, SpecterError when transformers fails,
     a weight is missing, left over or not finite, or the model cannot read two tokens.
     """
@@ -54,8 +59,9 @@ def load_model(
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with _no_reading_ahead(), _threads(torch.get_num_threads() if quantization else 1):
-            skeleton = build_skeleton(folder, reading.sources)
-            model, info = _fill(skeleton, reading, dtype, quantization)
+            skeleton = build_skeleton(folder, reading.sources, experts=experts)
+            kind = type(skeleton) if experts else _without_experts(type(skeleton))
+            model, info = _fill(kind, skeleton.config, reading, dtype, quantization)
     except SpecterError:
         raise
     except Exception as error:  # broken configs fail anywhere in transformers, in any way
@@ -65,7 +71,10 @@ def load_model(
     with _threads(1):
         _require_whole(folder, info, model)
         _require_finite(folder, model)
-        _require_running(folder, model)
+        if experts:
+            _require_running(folder, model)
+        else:
+            _give_shapes(model, skeleton)
     return model
 
 
@@ -160,10 +169,13 @@ def _no_reading_ahead() -> Iterator[None]:
             os.environ[name] = before
 
 
-def build_skeleton(folder: Path, sources: Mapping[str, Source]) -> PreTrainedModel:
+def build_skeleton(
+    folder: Path, sources: Mapping[str, Source], *, experts: bool = True
+) -> PreTrainedModel:
     """The model that the config describes, without memory for its weights.
 
-    UsageError when the files cannot hold it: before anything large is allocated for it.
+    UsageError when the files cannot hold it: before anything large is allocated for it. `experts`:
+    whether they hold routed experts.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     _require_plausible(folder, config.to_dict(), sources)
@@ -176,6 +188,8 @@ def build_skeleton(folder: Path, sources: Mapping[str, Source]) -> PreTrainedMod
     if hasattr(config, "quantization_config"):  # also when the model is only the text part
         model.config.quantization_config = config.quantization_config
     described = sum(value.numel() for value in (*model.parameters(), *model.buffers()))
+    if not experts:
+        described -= sum(value.numel() for value in _expert_weights(model).values())
     held = sum(_elements(source) for source in sources.values())
     if described > 2 * held + _SPARE_ELEMENTS:
         raise UsageError(
@@ -238,17 +252,51 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield from _numbers(value)
 
 
+def _expert_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The routed experts' weights of all layers, by name."""
+    return {
+        f"{layer.name}.{name}": weight
+        for layer in find_layers(model)
+        for name, weight in expert_weights(layer.experts).items()
+    }
+
+
+def _without_experts(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The same architecture, whose models have no weights for routed experts to be filled."""
+
+    def build(self: PreTrainedModel, *given: Any, **named: Any) -> None:
+        kind.__init__(self, *given, **named)
+        for name in _expert_weights(self):
+            module = self.get_submodule(name.rpartition(".")[0])
+            del module._parameters[name.rpartition(".")[2]]
+            module._is_hf_initialized = True  # type: ignore[assignment]
+
+    return type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
+
+
+def _give_shapes(model: PreTrainedModel, skeleton: PreTrainedModel) -> None:
+    """Give a model without experts the shapes of their weights, and its own class."""
+    model.__class__ = type(skeleton)
+    for name, weight in _expert_weights(skeleton).items():
+        module, _, own = name.rpartition(".")
+        shaped = torch.empty(weight.shape, dtype=model.dtype, device="meta")
+        model.get_submodule(module)._parameters[own] = nn.Parameter(shaped, requires_grad=False)
+
+
 def _fill(
-    skeleton: PreTrainedModel, reading: _Reading, dtype: torch.dtype | None, quantization: str
+    kind: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    reading: _Reading,
+    dtype: torch.dtype | None,
+    quantization: str,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model like `skeleton` with the checkpoint's weights, and what transformers says of it."""
-    config: PreTrainedConfig = skeleton.config
+    """A model of a class with the checkpoint's weights, and what transformers says of it."""
     options: dict[str, Any] = {}
     if quantization == "mxfp4":
         options["quantization_config"] = Mxfp4Config(dequantize=True)
     elif hasattr(config, "quantization_config"):  # whatever was packed is unpacked already
         del config.quantization_config
-    loader: Any = type(skeleton)
+    loader: Any = kind
     model, info = loader.from_pretrained(
         None,
         config=config,

@@ -73,7 +73,8 @@ class Session:
     def open(cls, model: str, config: RunConfig, options: SessionOptions) -> Session:
         """Load the model called `model` (see `open_checkpoint`) and prepare it."""
         check_config(config)  # before anything is loaded
-        return cls.of(open_checkpoint(model, options.dtype), config, options)
+        checkpoint = open_checkpoint(model, options.dtype, keep_coded=True)
+        return cls.of(checkpoint, config, options)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, config: RunConfig, options: SessionOptions) -> Session:

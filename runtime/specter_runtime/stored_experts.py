@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -38,10 +38,7 @@ class ExpertTensor:
             return self.source.read()
         if not isinstance(self.source, StoredTensor):
             return self.source.read()[expert]
-        size = self.source.nbytes // self.source.shape[0]
-        begin = self.source.begin + expert * size
-        shape = self.source.shape[1:]
-        return replace(self.source, begin=begin, nbytes=size, shape=shape).read()
+        return self.source.row(expert).read()
 
 
 def expert_tensors(

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _HEADER_LIMIT_BYTES = 100_000_000  # as the format says
 _AGAIN = "copy the checkpoint again"
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -43,6 +43,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+"""Number types by the names that the format gives them."""
 
 
 class Source(Protocol):
@@ -82,6 +83,22 @@ class StoredTensor:
     def read(self) -> Tensor:
         """The tensor, in memory of its own."""
         data = torch.empty(self.nbytes, dtype=torch.uint8)
+        self.read_into(data)
+        return data.view(self.dtype).view(self.shape)
+
+    def row(self, index: int) -> StoredTensor:
+        """One entry along the first dimension, as a tensor of its own."""
+        size = self.nbytes // self.shape[0]
+        begin = self.begin + index * size
+        return replace(self, shape=self.shape[1:], begin=begin, nbytes=size)
+
+    def part(self, begin: int, end: int) -> StoredTensor:
+        """Bytes `begin` to `end` of a row of bytes."""
+        size = end - begin
+        return replace(self, shape=(size,), begin=self.begin + begin, nbytes=size)
+
+    def read_into(self, data: Tensor) -> None:
+        """Read the tensor's bytes into `data`, uint8 [nbytes]."""
         rest = memoryview(data.numpy().data)
         try:
             with self.path.open("rb", buffering=0) as file:
@@ -93,7 +110,6 @@ class StoredTensor:
                     rest = rest[got:]
         except OSError as error:
             raise UsageError(f"cannot read {self.name}: {error}") from None
-        return data.view(self.dtype).view(self.shape)
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -154,6 +170,15 @@ def read_header(path: Path) -> Iterator[StoredTensor]:
     yield from tensors
 
 
+def header_text(path: Path) -> str:
+    """The JSON header of a file that `read_header` accepts, as it is, padding included."""
+    try:
+        with path.open("rb") as file:
+            return file.read(int.from_bytes(file.read(8), "little")).decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+
+
 def _raw_header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The JSON header, where the data starts, and the file's size."""
     size = path.stat().st_size
@@ -189,15 +214,15 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"{shown(name)} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{shown(name)} has number type {shown(dtype)}, which is not read here")
     if not _is_lengths(shape) or not _is_lengths(offsets) or len(offsets) != 2:
         raise ValueError(f"{shown(name)} has shape {shown(shape)} at {shown(offsets)}")
     begin, end = offsets
-    nbytes = math.prod(shape) * _DTYPES[dtype].itemsize
+    nbytes = math.prod(shape) * DTYPES[dtype].itemsize
     if end - begin != nbytes:
         raise ValueError(f"{shown(name)} needs {nbytes} bytes and has {end - begin}")
-    return StoredTensor(name, _DTYPES[dtype], tuple(shape), path, start + begin, nbytes)
+    return StoredTensor(name, DTYPES[dtype], tuple(shape), path, start + begin, nbytes)
 
 
 def _is_lengths(value: object) -> bool:

@@ -16,6 +16,8 @@ from specter_runtime.cli.bench import bench
 from specter_runtime.cli.capture import capture
 from specter_runtime.cli.chat import chat
 from specter_runtime.cli.coding import coding
+from specter_runtime.cli.decode import decode
+from specter_runtime.cli.encode import encode
 from specter_runtime.cli.generate import generate
 from specter_runtime.cli.info import info
 from specter_sim.cli.app import InterruptedRunError, exit_code_of
@@ -40,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, bench, info, coding, capture):
+for command in (generate, chat, bench, info, coding, encode, decode, capture):
     app.command()(command)
 
 

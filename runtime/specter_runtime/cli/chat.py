@@ -92,7 +92,7 @@ def _run(system: System, context: int, new_tokens: int, sampling: Sampling | Non
     config = configuration(system)
     check_config(config)
     set_threads(system)
-    checkpoint = load(system, config.model)
+    checkpoint = load(system, config.model, keep_coded=True)
     if checkpoint.tokenizer is None:
         raise UsageError(f"{checkpoint.name} has no tokenizer.json: there is nothing to talk with")
     context = min(context, checkpoint.context_tokens or context)

@@ -168,7 +168,7 @@ def _run(system: System, request: _Request, as_json: bool) -> int:
     config = configuration(system)
     check_config(config)
     set_threads(system)
-    checkpoint = load(system, config.model)
+    checkpoint = load(system, config.model, keep_coded=True)
     prompt = encode(request.passage, checkpoint)
     context = len(prompt) + request.new_tokens
     check_request(checkpoint, prompt, request.new_tokens, context)  # before experts are moved

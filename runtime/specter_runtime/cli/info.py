@@ -87,7 +87,7 @@ def _facts(system: System, config: RunConfig, context: int) -> dict[str, Any]:
 
     check_config(config)
     set_threads(system)
-    checkpoint = load(system, config.model)
+    checkpoint = load(system, config.model, keep_coded=True)
     options = SessionOptions(system.dtype, device_kind(system), context_tokens=context)
     prepared = prepare(checkpoint, _with_one_slot(config), options)
     about = {

@@ -16,15 +16,30 @@ if TYPE_CHECKING:
     from specter_runtime.model_loading import Progress
 
 
-def load(system: System, model: str) -> Checkpoint:
-    """The checkpoint of a model, in the system's number type; says what loading took."""
+def load(system: System, model: str, *, keep_coded: bool = False) -> Checkpoint:
+    """The checkpoint of a model, in the system's number type; says what loading took.
+
+    `keep_coded`: experts that are stored in coded form stay so. UsageError for another draft then.
+    """
     from specter_runtime.checkpoint import open_checkpoint
 
     with progress_bar("loading") as progress:
-        checkpoint = open_checkpoint(model, system.dtype, progress)
+        checkpoint = open_checkpoint(model, system.dtype, progress, keep_coded=keep_coded)
+    _check_draft(system, checkpoint)
     if checkpoint.loading is not None:
         tell(str(checkpoint.loading))
     return checkpoint
+
+
+def _check_draft(system: System, checkpoint: Checkpoint) -> None:
+    """Coded experts have a draft of their own."""
+    code = checkpoint.coded.coding.draft_code if checkpoint.coded else None
+    if code is not None and system.draft_bits not in (None, str(code.bits)):
+        raise UsageError(
+            f"the experts of {checkpoint.name} are coded with a base of {code.bits} bits, which is "
+            f"their draft: leave out --draft-bits {system.draft_bits}, or encode the original "
+            f"checkpoint with --bits {system.draft_bits}"
+        )
 
 
 def set_threads(system: System) -> None:

@@ -108,6 +108,12 @@ def test_faults_reorder(store: ExpertStore) -> None:
     live.close()
 
 
+def test_a_copy_that_is_alone_is_kept_back_once(store: ExpertStore) -> None:
+    live = device_of(store, DeviceKind.IMMEDIATE, Faults(reordered=1.0, late_s=1e-3))
+    for load in loads(3):
+        assert [copied.load for copied in copy_all(live, [load])] == [load]
+
+
 def test_only_a_checked_device_notices_what_a_link_hides(store: ExpertStore) -> None:
     for check in (True, False):
         live = device_of(store, DeviceKind.IMMEDIATE, Faults(damaged=0.4, seed=6), check=check)

@@ -241,6 +241,7 @@ def test_a_new_request_ends_an_older_one(plain: list[int]) -> None:
         older = session.generate(PROMPT, TOKENS)
         next(older)
         assert text_of(session, TOKENS) == plain
+        assert session.result().requests == 2  # the older one counts as far as it came
         with pytest.raises(SpecterError, match="another request was started"):
             next(older)
         assert text_of(session, TOKENS) == plain
@@ -275,6 +276,7 @@ def test_a_closed_session_says_so() -> None:
     for attempt in (lambda: next(stream), lambda: session.generate(PROMPT, 1)):
         with pytest.raises(SpecterError, match="the session is closed"):
             attempt()
+    assert session.result().requests == 1
 
 
 def test_every_request_restarts_what_prefetch_has_learned() -> None:

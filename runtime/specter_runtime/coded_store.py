@@ -8,7 +8,7 @@ weights are stored nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -222,7 +222,8 @@ class CodedStore:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-        self._coded = ()
+        nothing = torch.empty(0, dtype=torch.uint8)
+        self._coded = tuple(replace(coded, memory=nothing) for coded in self._coded)
 
     def _expanded(self, layer: int, name: str, views: list[Tensor | None], expert: int) -> Tensor:
         refinement, scratch = views[expert], self._scratch[layer][name]

@@ -159,7 +159,8 @@ class ExpertStore:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-        self._buffers = ()
+        for buffer in self._buffers:
+            buffer.memory = torch.empty(0, dtype=torch.uint8)
 
     def run(self, layer: int, expert: int) -> Tensor:
         """The bytes of one expert, uint8, as a load copies them; IndexError when there is none."""

@@ -54,6 +54,7 @@ class Session:
         self._peak_kv_bytes = 0
         self._closed = self._unfinished = False
         self._turn = 0
+        self._request: Request | None = None
         options, timeline = prepared.options, self.spans if prepared.options.timeline else None
         budget = prepared.budget
         self.slots = Slots(prepared.store, budget.groups, budget.staging, poison=options.poison)
@@ -197,7 +198,7 @@ class Session:
         self, prompt: list[int], new_tokens: int, sampling: Sampling | None
     ) -> Iterator[list[int]]:
         turn = self._begin()
-        request = Request(self.device, self.offloader, self.model)
+        self._request = request = Request(self.device, self.offloader, self.model)
         self.model.begin_request(prompt, new_tokens, sampling, stops_of(self.checkpoint))
         try:
             self._read_prompt()
@@ -209,12 +210,13 @@ class Session:
                 self._unfinished = True
             self._unfinished = False
         finally:
-            if turn == self._turn:
-                self._finish(request)
+            self._finish(request)
 
     def _begin(self) -> int:
         """The number of a new request. What one that broke off has left is cleared away."""
         self._require_open()
+        if self._request is not None:
+            self._finish(self._request)
         if self._unfinished:
             self._start_over()
         elif self._turn:
@@ -259,6 +261,10 @@ class Session:
             read = len(text)
 
     def _finish(self, request: Request) -> None:
+        """Count a request, once, as far as it came."""
+        if request is not self._request:
+            return
+        self._request = None
         self._peak_kv_bytes = max(self._peak_kv_bytes, self.model.kv.peak_bytes)
         self._run_s += self.device.now() - request.began_s
         if request.windows:

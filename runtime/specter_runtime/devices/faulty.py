@@ -44,6 +44,7 @@ class FaultyCopier:
         self._claimed: dict[int, int] = {}
         self._failed: list[Completion] = []
         self._late: list[tuple[float, Completion]] = []
+        self._kept_back: set[int] = set()
 
     def submit(self, tag: int, destination: int, source: int, size: int) -> None:
         """Queue the copy, or what a fault makes of it."""
@@ -93,9 +94,11 @@ class FaultyCopier:
         self._failed = []
         if len(ready) > 1 and self._hit(self._faults.reordered):
             self._random.shuffle(ready)
-        elif ready and self._hit(self._faults.reordered):
-            # Alone it can only swap places with the next one.
+        elif ready and ready[-1].tag not in self._kept_back and self._hit(self._faults.reordered):
+            # Alone it can only swap places with the next one, and waits for it once.
+            self._kept_back.add(ready[-1].tag)
             self._late.append((now_s + self._faults.late_s / 2, ready.pop()))
+        self._kept_back.difference_update(completion.tag for completion in ready)
         return ready
 
     def _hit(self, share: float) -> bool:

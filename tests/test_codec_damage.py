@@ -241,3 +241,19 @@ def test_plain_bytes_go_only_where_they_came_from() -> None:
         stream[24:32] = torch.tensor(list(struct.pack("<Q", size)), dtype=torch.uint8)
         with pytest.raises(SpecterError):
             expand_into(coded.base, stream, torch.empty_like(noise))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stream_that_never_ends_is_not_followed(
+    base: BaseName | None, shape: tuple[int, int]
+) -> None:
+    """All ones: every weight goes on and escapes, far past the end; for the address sanitizer."""
+    _, coded = coded_weight(shape, base)
+    end = HEADER_BYTES + 4 * -(-shape[0] * shape[1] // 1024)
+    for last in (None, 2**32 - 1):
+        stream = coded.refinement.clone()
+        stream[end + 4 :] = 0xFF
+        if last:
+            stream[end : end + 4] = 0xFF
+        assert expanded(coded, stream, shape) is None

@@ -28,6 +28,7 @@ from specter_runtime.experts import find_layers, install
 from specter_runtime.session import Session, SessionOptions
 from specter_runtime.survey import survey
 from specter_runtime.weight_files import read_header
+from specter_runtime.weight_writing import Output, write_weights
 from specter_traces import SpecterError, UsageError
 
 Capture = pytest.CaptureFixture[str]
@@ -42,8 +43,12 @@ def write_shards(folder: Path) -> Path:
     whole.unlink()
     files = {name: f"part-{place % 3}.safetensors" for place, name in enumerate(names)}
     for file in sorted(set(files.values())):
-        part = {name: weights[name] for name in names if files[name] == file}
-        save_file(part, folder / file, metadata={"format": "pt", "note": file})
+        part = [name for name in names if files[name] == file]
+        outputs = [
+            Output(name, weights[name].dtype, tuple(weights[name].shape), weights[name].clone)
+            for name in part
+        ]
+        write_weights(folder / file, outputs, {"format": "pt", "note": file})
     index = {"metadata": {"total_size": 0}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=3))
     return folder
@@ -98,6 +103,17 @@ def test_any_reader_of_safetensors_opens_the_file(coded: Path) -> None:
         assert file.metadata().keys() == {METADATA_KEY}
         assert file.get_tensor("coded.0.down_proj.scales").dtype is torch.float16
         assert file.get_tensor("model.norm.weight").dtype is torch.bfloat16
+
+
+def test_tensors_start_where_a_reader_can_map_them(tmp_path: Path) -> None:
+    odd, wide = torch.arange(3, dtype=torch.uint8), torch.arange(2)
+    outputs = [
+        Output("odd", odd.dtype, (3,), odd.clone),
+        Output("wide", wide.dtype, (2,), wide.clone),
+    ]
+    path = write_weights(tmp_path / "x.safetensors", outputs, {})
+    assert all(each.begin % each.dtype.itemsize == 0 for each in read_header(path))
+    assert torch.equal(load_file(path)["wide"], wide) and torch.equal(load_file(path)["odd"], odd)
 
 
 def test_the_store_is_the_one_that_encoding_makes(toy: Path, coded: Path) -> None:
@@ -181,7 +197,7 @@ def assert_unusable(folder: Path, message: str = "cannot be used") -> None:
         "coded.1.gate_up_proj.scales",
     ],
 )
-@pytest.mark.parametrize("place", [0, 0.5, 1])
+@pytest.mark.parametrize("place", [0, 1])
 def test_a_changed_byte_anywhere_is_found(
     name: str, place: float, coded: Path, tmp_path: Path
 ) -> None:
@@ -298,7 +314,7 @@ def test_from_the_command_line(toy: Path, tmp_path: Path, capsys: Capture) -> No
     out, restored = tmp_path / "coded", tmp_path / "restored"
     told = run(capsys, "encode", toy, "-o", out, "--bits", 3, "--group-size", 32)
     assert told.code == 0 and "base3 in groups of 32" in told.out
-    assert run(capsys, "encode", toy, "-o", out).code == 2
+    assert "is there already" in run(capsys, "encode", toy, "-o", out).err
     assert run(capsys, "encode", out, "-o", tmp_path / "twice").code == 2
     assert run(capsys, "decode", out, "-o", restored).code == 0
     assert contents(restored) == contents(toy)

@@ -125,7 +125,7 @@ def open_checkpoint(
     if kept is not None:
         sources = kept.plain
     network = load_model(folder, sources, chosen, method, progress, experts=kept is None)
-    ready = None if kept is None else kept.experts(find_layers(network))
+    ready = None if kept is None else kept.experts(find_layers(network), progress)
     _choose_generation(folder, network)
     tokenizer = _load_tokenizer(folder)
     load_s = time.perf_counter() - began_s

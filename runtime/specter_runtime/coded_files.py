@@ -16,7 +16,7 @@ of the original is, and how the original's files begin, so that these can be res
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,7 @@ from specter_runtime.coded_header import CodedHeader, CodedLayerFacts, Origin, r
 from specter_runtime.coded_store import CodedExperts, CodedLayer
 from specter_runtime.expert_store import arranged, checksum, page_memory
 from specter_runtime.experts import ExpertLayer, expert_weights
+from specter_runtime.model_loading import Progress
 from specter_runtime.quantizer import code_bytes
 from specter_runtime.quantizer.packed import PackedWeight
 from specter_runtime.weight_files import Source, StoredTensor, read_header
@@ -43,8 +44,6 @@ PREFIX = "coded."
 
 Bases = dict[str, PackedWeight | None]
 Places = dict[str, tuple[int, int]]
-Read = Callable[[int], object]
-"""Told the bytes that were just read."""
 
 
 def is_coded(folder: Path) -> bool:
@@ -86,10 +85,13 @@ class CodedFile:
             origin.name: _Expanded(expansion, origin) for origin in self.header.origins
         }
 
-    def experts(self, layers: tuple[ExpertLayer, ...], told: Read | None = None) -> CodedExperts:
+    def experts(
+        self, layers: tuple[ExpertLayer, ...], progress: Progress | None = None
+    ) -> CodedExperts:
         """The coded experts in host memory for the layers of a model, which has no weights of them.
 
-        UsageError when they are damaged, or the model's are others.
+        `progress` is told of these bytes only. UsageError when they are damaged, or the model's are
+        others.
         """
         facts = self.header.layers
         if [_facts_of(layer) for layer in layers] != [_shapes(each) for each in facts]:
@@ -98,10 +100,11 @@ class CodedFile:
                 "copy both again"
             )
         read = []
+        sizes = [self.layer_bytes(layer) for layer in range(len(facts))]
         for layer in layers:
             read.append(self._layer(layer, facts[layer.index]))
-            if told is not None:
-                told(self.layer_bytes(layer.index))
+            if progress is not None:
+                progress(sum(sizes[: len(read)]), sum(sizes))
         return CodedExperts(self.header.coding, tuple(read))
 
     def layer_bytes(self, layer: int) -> int:

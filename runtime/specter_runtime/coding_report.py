@@ -20,7 +20,7 @@ from specter_runtime.checkpoint import DTYPES, find_folder, read_folder
 from specter_runtime.codec import Coded, Coding, encode
 from specter_runtime.codec.coding import FORMATS, format_of
 from specter_runtime.codec.reference import bin_starts
-from specter_runtime.codec.stream import Header, Kind, read_header
+from specter_runtime.codec.stream import Kind, read_header
 from specter_runtime.experts import ExpertLayer, expert_weights, find_layers
 from specter_runtime.model_loading import Progress, build_skeleton
 from specter_runtime.stored_experts import ExpertTensor, expert_tensors
@@ -253,12 +253,12 @@ class _Tally:
         header, form = read_header(coded.refinement), format_of(rows)
         assert coded.base is not None
         starts = bin_starts(coded.base.scales, coded.base.code.bits, form)
-        bins, refinement, span = _places(rows, torch.from_numpy(starts), coded.base.code.group_size)
+        bins, refinement = _places(rows, torch.from_numpy(starts), coded.base.code.group_size)
         self.sampled += rows.numel()
         if header.kind is Kind.LEVELS:
-            overflow, escapes = _told_beyond(refinement, span, header)
-            self.overflow += overflow
-            self.escapes += escapes
+            levels = refinement >> header.low_bits
+            self.overflow += int((levels > 0).sum())
+            self.escapes += int((levels >= header.levels).sum())
         every = 2 ** (coded.base.code.bits - 1) << form.magnitude_bits
         found = torch.bincount(bins << form.magnitude_bits | refinement, minlength=every)
         found = found.view(-1, 2**form.magnitude_bits)
@@ -282,8 +282,8 @@ class _Tally:
         )
 
 
-def _places(rows: Tensor, starts: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each weight's bin, its place in it and the bin's patterns: int64 [weights] each.
+def _places(rows: Tensor, starts: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Each weight's bin and its place in it: int64 [weights] each.
 
     starts: [rows, groups, bins + 1]. In the bin that reaches to zero, places count from the top.
     """
@@ -295,13 +295,7 @@ def _places(rows: Tensor, starts: Tensor, group_size: int) -> tuple[Tensor, Tens
     low = of_weight.gather(-1, bins.unsqueeze(-1)).squeeze(-1)
     high = of_weight.gather(-1, bins.unsqueeze(-1) + 1).squeeze(-1) - 1
     places = torch.where(bins == 0, high - patterns, patterns - low)
-    return bins.flatten(), places.flatten(), (high - low).flatten()
-
-
-def _told_beyond(refinement: Tensor, span: Tensor, header: Header) -> tuple[int, int]:
-    """How many weights have a level at all, and how many are told in full."""
-    levels = torch.where(span >> header.low_bits > 0, refinement >> header.low_bits, 0)
-    return int((levels > 0).sum()), int((levels >= header.levels).sum())
+    return bins.flatten(), places.flatten()
 
 
 def _information_bits(counts: Tensor) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -347,9 +347,30 @@ def test_a_session_may_move_to_another_thread() -> None:
         assert texts == [plain()[:TOKENS]] * 2
 
 
+def test_a_request_that_was_ended_is_in_the_books() -> None:
+    with session_of(
+        toy_checkpoint(), {"journal": True}, memory__slots=4, policy__depth=2
+    ) as session:
+        ended = session.generate(PROMPT, TOKENS)
+        written = len(next(ended)) + len(next(ended)) + len(text_of(session, TOKENS))
+        check_books(session, written)
+        assert session.result().requests == 2
+        del ended
+        check_books(session, written)
+
+
+def test_every_copy_may_be_late_and_out_of_order() -> None:
+    faults = Faults(late=1.0, reordered=1.0, late_s=1e-4)
+    options = {"device": DeviceKind.EMULATED, "faults": faults}
+    with session_of(toy_checkpoint(), options, memory__slots=4, policy__depth=2) as session:
+        assert text_of(session, TOKENS) == plain()[:TOKENS]
+
+
 @pytest.mark.parametrize("device", DeviceKind)
-def test_a_closed_session_says_so(device: DeviceKind) -> None:
+def test_a_closed_session_says_so_and_keeps_its_results(device: DeviceKind) -> None:
     session = session_of(toy_checkpoint(), {"device": device}, memory__slots=4)
+    assert len(text_of(session, TOKENS)) == TOKENS
+    result = session.result()
     stream = session.generate(PROMPT, TOKENS)
     next(stream)
     session.close()
@@ -358,22 +379,31 @@ def test_a_closed_session_says_so(device: DeviceKind) -> None:
         next(stream)
     with pytest.raises(SpecterError, match="is closed"):
         text_of(session, TOKENS)
+    assert session.result().committed_tokens == result.committed_tokens + 1
+    assert session.result().device_bytes == result.device_bytes == session.budget.total_bytes
 
 
 def test_closed_sessions_leave_no_thread_and_no_memory() -> None:
-    """Threads, and tensors that are alive, after five sessions are as many as after two."""
+    """A thread ends as its session is closed; tensors after five sessions are those after two."""
     options = SessionOptions(context_tokens=64)
     config = config_of(memory__slots=4, policy__depth=2, machine__link_bandwidth="1 GB/s")
-    found = []
+    before, alive = copy_threads(), []
     for sessions in (2, 3):
         for _ in range(sessions):
             with Session(plan(loaded(NAMES[0]), config, options)) as session:
                 text_of(session, 2)
+                assert copy_threads() == before + 1
+            assert copy_threads() == before
         del session
         gc.collect()
-        alive = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-        found.append((len(os.listdir("/proc/self/task")), alive))
-    assert found[0] == found[1]
+        alive.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+    assert alive[0] == alive[1]
+
+
+def copy_threads() -> int:
+    """Copy threads of this process."""
+    names = [Path(task, "comm") for task in Path("/proc/self/task").iterdir()]
+    return sum(name.read_text().startswith("specter") for name in names)
 
 
 # --- sampling and ends

@@ -86,8 +86,11 @@ def wrong_tokens(text: Sequence[int], reference: Sequence[int]) -> int:
     return differing + abs(len(text) - len(reference))
 
 
-def growth(samples: Sequence[Sample], field: str, warm_up: int) -> float:
-    """Bytes a 1,000 tokens: one slope over all systems, each with a level of its own."""
+def growth(samples: Sequence[Sample], field: str, warm_up: int) -> float | None:
+    """Bytes a 1,000 tokens: one slope over all systems, each with a level of its own.
+
+    None when no system has served two requests after its first `warm_up`.
+    """
     steps, levels = [], []
     for system in dict.fromkeys(sample.system for sample in samples):
         own = [sample for sample in samples if sample.system == system][warm_up:]
@@ -97,7 +100,7 @@ def growth(samples: Sequence[Sample], field: str, warm_up: int) -> float:
             steps.append(tokens - tokens.mean())
             levels.append(level - level.mean())
     if not steps:
-        return float("nan")
+        return None
     moved = np.concatenate(steps)
     return float(moved @ np.concatenate(levels) / (moved @ moved) * 1000)
 

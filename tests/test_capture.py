@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from toy_checkpoints import TOYS, VOCABULARY, Toy, make, write
 
 from specter_runtime.capture import CaptureSettings, Recorder, accept_probability, count_flips
+from specter_runtime.capture_weights import SwappedWeights
 from specter_runtime.checkpoint import Checkpoint, open_checkpoint
 from specter_runtime.continuation import continue_prompt
-from specter_runtime.capture_weights import SwappedWeights
 from specter_runtime.experts import expert_weights, install
 from specter_runtime.prompts import Passage
 from specter_runtime.quantizer import parse

@@ -46,7 +46,8 @@ def test_policies_share_one_memory(
 ) -> None:
     out = tmp_path / "rows.csv"
     given = (toy, "--prompts", prompts, "--out", out, "--json", "--device", "immediate")
-    rows = bench(capsys, *given, "--vram", "2 MB").document()["rows"]
+    coded = ("--dtype", "bfloat16")  # what coding is for
+    rows = bench(capsys, *given, *coded, "--vram", "2 MB").document()["rows"]
     by_policy = {row["policy"]: row for row in rows}
     assert list(by_policy) == [row["policy"] for row in read(out)] == list(POLICIES)
     for row in rows:

@@ -4,7 +4,7 @@ import sys
 from array import array
 from typing import Any
 
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from specter_sim.sweep.columns import Columns
@@ -20,6 +20,7 @@ VALUES = (
 ROWS = st.lists(st.dictionaries(st.sampled_from("abcd"), VALUES), max_size=12)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(ROWS)
 @example([{"a": 1}, {"a": True}, {"a": 1.0}])
 def test_rows_come_out_as_they_went_in(rows: list[dict[str, Any]]) -> None:

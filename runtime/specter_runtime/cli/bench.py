@@ -48,6 +48,7 @@ POLICIES = (
     "paper-artifact",
     PLAIN,
     DRAFTED,
+    "coded-lru",
     "specter",
 )
 """What is compared when nobody says what."""
